@@ -30,9 +30,11 @@ static const struct option table[] = {
 	{ "config", TEXT, AT(config_file), NULL, "FILE", "file of `key = value` lines; repeated keys make lists, # begins a comment" },
 	{ "state-dir", TEXT, AT(state_dir), NULL, "DIR",
 	  "journal, token and socket; default /var/lib/dcpd as root, else $XDG_STATE_HOME/dcpd" },
-	{ "storage", LIST, AT(storage), NULL, "NAME=DIR", "a storage root; may be repeated" },
+	{ "storage", LIST, AT(storage), NULL, "NAME=DIR", "a storage: a directory, or s3://BUCKET/PREFIX; may be repeated" },
 	{ "tier", LIST, AT(tier), NULL, "NAME=STORAGE",
 	  "durable checkpoints of NAME are copied to STORAGE behind; also tier.NAME = STORAGE, with tier.NAME.behind, .order, .pace" },
+	{ "s3", LIST, AT(s3), NULL, "NAME.KEY=VALUE",
+	  "of a storage NAME=s3://BUCKET/PREFIX: s3.NAME.endpoint, .region, .path-style and .credentials (a file, or env)" },
 	{ "listen", LIST, AT(listen), NULL, "ADDR",
 	  "unix:PATH, HOST:PORT or PORT (0: any); may be repeated; default unix:$STATE/dcpd.sock and 127.0.0.1:8427" },
 	{ "workers", COUNT, AT(workers), NULL, "N", "worker processes of a job; default one per CPU, at least 2" },
@@ -161,8 +163,10 @@ FALLIBLE enum err config_storage(const char *item, struct str *name_out, const c
 		good = (item[i] >= 'a' && item[i] <= 'z') || isdigit((unsigned char)item[i]) || item[i] == '_' || item[i] == '-';
 	if (good)
 		TRY(take_location(item, item + n + 1, dir_out));
-	if (!good || (*dir_out)[0] != '/' || (n == 3 && memcmp(item, "shm", 3) == 0))
-		return ERR(CONFIG, "storage \"%s\" is not NAME=/DIR with a NAME of [a-z][a-z0-9_-]{0,31} that is not shm", item);
+	bool is_path = good && !strstr(*dir_out, "://");
+	if (!good || (is_path && (*dir_out)[0] != '/') || (n == 3 && memcmp(item, "shm", 3) == 0))
+		return ERR(CONFIG, "storage \"%s\" is not NAME=/DIR or NAME=s3://BUCKET/PREFIX, with a NAME of [a-z][a-z0-9_-]{0,31} that "
+			   "is not shm", item);
 	*name_out = (struct str){ item, n };
 	return OK;
 }
@@ -303,7 +307,7 @@ static FALLIBLE enum err set(struct config *c, const struct option *o, struct st
 	size_t row = (size_t)(o - table);
 	char item[CONFIG_PATH_MAX];
 
-	if (storage.n && o->offset == AT(tier)) { /* tier.main = s3 */
+	if (storage.n && (o->offset == AT(tier) || o->offset == AT(s3))) { /* tier.main = s3, s3.s3.region = us-east-1 */
 		snprintf(item, sizeof item, "%.*s=%.*s", (int)num_min(storage.n, 100), storage.p, (int)num_min(v.n, 100), v.p);
 		v = str_of(item);
 		storage = STR("");
@@ -329,9 +333,9 @@ static const struct option *find(struct str key, struct str *storage_out)
 	const char *dot = key.n ? memchr(key.p, '.', key.n) : NULL;
 
 	*storage_out = (struct str){ key.p, dot ? (size_t)(dot - key.p) : 0 };
-	if (str_starts(key, "tier.") && key.n > 5) { /* behind it stand the storage's name and, perhaps, an option of the tier's */
-		*storage_out = (struct str){ key.p + 5, key.n - 5 };
-		key.n = 4;
+	if ((str_starts(key, "tier.") || str_starts(key, "s3.")) && dot + 1 < key.p + key.n) { /* behind it: a storage, perhaps an option */
+		*storage_out = (struct str){ dot + 1, key.n - (size_t)(dot + 1 - key.p) };
+		key.n = (size_t)(dot - key.p);
 		dot = NULL;
 	}
 	if (dot)
@@ -595,6 +599,7 @@ static FALLIBLE enum err derive(struct config *c, char *const *env)
 			    strncmp(c->storage.items[i], c->storage.items[k], strcspn(c->storage.items[i], "=") + 1) == 0)
 				return ERR(CONFIG, "storage \"%s\": the name is used twice", c->storage.items[i]);
 	TRY(config_tier_derive(c));
+	TRY(config_s3_derive(c));
 	TRY(set_printf(&c->journal_file, "%s/journal.db", c->state_dir));
 	TRY(set_printf(&c->token_file, "%s/token", c->state_dir));
 	return set_printf(&c->tokens_file, "%s/tokens", c->state_dir);

@@ -2,6 +2,7 @@
  * --check-config and --print-config. Precedence: file < environment (DCPD_STORAGE, DCPD_SHM_LIMIT …; lists divided by commas)
  * < command line. A list given at a higher level replaces the lower one's. An unknown key is an error. */
 #pragma once
+#include <jansson.h>
 #include <stdio.h>
 #include <sys/types.h>
 #include "base/err.h"
@@ -25,7 +26,7 @@ struct config_tier {
 struct config {
 	/* the options of SURFACES */
 	char *config_file, *state_dir;
-	struct config_list storage;            /* "NAME=DIR", checked */
+	struct config_list storage;            /* "NAME=DIR" or "NAME=SCHEME://…", checked */
 	struct config_list listen;             /* never empty: defaults are filled in */
 	uint64_t workers;                      /* of a gang, at least 2 */
 	uint64_t shm_limit;                    /* bytes */
@@ -37,6 +38,7 @@ struct config {
 	gid_t file_gid;                        /* of file_group, or CONFIG_NO_GROUP; not an option */
 	struct config_list storage_option;     /* "NAME.KEY=VALUE", checked: options of one storage; not one itself */
 	struct config_list tier;               /* "NAME=STORAGE", "NAME.OPTION=VALUE" */
+	struct config_list s3;                 /* "NAME.KEY=VALUE", checked (config_s3.c) */
 	struct config_tier tiers[CONFIG_LIST_MAX];     /* of that, checked; not an option */
 	uint32_t tier_count;
 	struct config_list allowed_host;
@@ -95,9 +97,12 @@ FALLIBLE enum err config_access_of(const struct config *c, struct str storage, s
 FALLIBLE enum err config_access_derive(struct config *c, bool is_service);
 FALLIBLE enum err config_mode(struct str text, uint64_t *out);           /* "0640" */
 FALLIBLE enum err config_tier_derive(struct config *c);
+FALLIBLE enum err config_s3_derive(const struct config *c);
+/* The options of a storage on S3, texts by their names; NULL: none is set. */
+FALLIBLE enum err config_s3_options(const struct config *c, struct str storage, json_t **out);
 /* --check-config: says what is wrong with the folders, sockets and files that it names, a line each. How many there are. */
 unsigned config_check_paths(const struct config *c, FILE *to);
-/* Divides "NAME=DIR". */
+/* Divides "NAME=DIR", or "NAME=SCHEME://…", where *dir_out is all behind the '='. */
 FALLIBLE enum err config_storage(const char *item, struct str *name_out, const char **dir_out);
 /* "512", "64MiB", "1G"; "80%" only with percent_of != 0. */
 FALLIBLE enum err config_bytes(struct str text, uint64_t percent_of, uint64_t *out);

@@ -80,6 +80,8 @@ static void check_storage(struct check *k, const char *item)
 
 	if (config_storage(item, &name, &dir) != OK)
 		return; /* config_load has refused it */
+	if (dir[0] != '/')
+		return; /* is asked by the daemon's workers, and may be away now and then */
 	snprintf(what, sizeof what, "storage %.*s", (int)name.n, name.p);
 	fflush(k->to);
 	pid_t child = fork();

@@ -45,7 +45,8 @@ FALLIBLE enum err storage_find(struct storages *all, struct str name, struct sto
 
 void storage_root(const struct storage *st, struct worker_root *root)
 {
-	*root = (struct worker_root){ .path = st->path, .file_mode = st->file_mode, .file_gid = st->file_gid };
+	*root = (struct worker_root){ .path = st->path, .file_mode = st->file_mode, .file_gid = st->file_gid,
+				      .options = st->options };
 	memcpy(root->name, st->name, sizeof root->name);
 }
 
@@ -53,6 +54,7 @@ static void free_one(struct storage *st)
 {
 	mem_free(st->path);
 	mem_free(st->io);
+	json_decref(st->options);
 	json_decref(st->probe);
 	json_decref(st->others);
 	mem_free(st);
@@ -181,6 +183,7 @@ static FALLIBLE enum err take_config(struct storages *all, const struct config *
 		struct str name;
 		const char *dir;
 		struct storage *st;
+		json_t *options;
 		TRY(config_storage(c->storage.items[i], &name, &dir));
 		TRY(config_access_of(c, name, &access));
 		if (storage_find(all, name, &st) == OK) {
@@ -193,6 +196,9 @@ static FALLIBLE enum err take_config(struct storages *all, const struct config *
 		}
 		st->file_mode = access.mode;
 		st->file_gid = access.gid;
+		TRY(config_s3_options(c, name, &options));
+		json_decref(st->options);
+		st->options = options;
 	}
 	return OK;
 }

@@ -30,6 +30,7 @@ struct storage_io {
 struct storage {
 	char name[STORAGE_NAME_MAX + 1];
 	char *path;
+	json_t *options;                /* what the configuration says of it for its workers; NULL: nothing */
 	bool adhoc;
 	uid_t uid;                      /* of an ad-hoc one: who made it */
 	int64_t expires_ms;             /* service time; 0: never */

@@ -348,14 +348,15 @@ static json_t *make_hello(const struct workers *all, const struct worker_spec *s
 {
 	json_t *roots = json_array();
 
-	for (uint32_t i = 0; i < spec->root_count; i++)
-		if (json_array_append_new(roots, json_pack("{s:s, s:s, s:i, s:I}", "name", spec->roots[i].name, "path", spec->roots[i].path,
-							   "file_mode", (int)spec->roots[i].file_mode, "file_gid",
-							   spec->roots[i].file_gid == CONFIG_NO_GROUP ? (json_int_t)-1 :
-								(json_int_t)spec->roots[i].file_gid)) != 0) {
+	for (uint32_t i = 0; i < spec->root_count; i++) {
+		const struct worker_root *r = &spec->roots[i];
+		json_int_t gid = r->file_gid == CONFIG_NO_GROUP ? (json_int_t)-1 : (json_int_t)r->file_gid;
+		if (json_array_append_new(roots, json_pack("{s:s, s:s, s:i, s:I, s:O*}", "name", r->name, "path", r->path, "file_mode",
+							   (int)r->file_mode, "file_gid", gid, "options", r->options)) != 0) {
 			json_decref(roots);
 			return NULL;
 		}
+	}
 	return json_pack("{s:s, s:s, s:i, s:i, s:o, s:s, s:I, s:b, s:s, s:b}", "build_id", BUILD_ID, "role", spec->role, "index",
 			 (int)spec->index, "count", (int)spec->count, "roots", roots, "io_engine", all->parts.config->io_engine,
 			 "memory_bytes", (json_int_t)spec->memory_bytes, "network", spec->network, "listen", all->parts.config->comm_listen,

@@ -15,6 +15,7 @@ struct worker_root {
 	char *path;
 	mode_t file_mode;                  /* of what is made there */
 	gid_t file_gid;                    /* CONFIG_NO_GROUP: as the directory gives it */
+	json_t *options;                   /* the storage's; NULL: none */
 };
 
 struct worker_ops {

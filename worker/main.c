@@ -40,8 +40,10 @@ static FALLIBLE enum err open_stores(struct worker *w, const json_t *roots)
 		memcpy(s->name, name, strlen(name) + 1);
 		s->index = (uint32_t)i;
 		/* without a word about it, nobody else can read what is made there */
-		if (store_open(s, path, json_is_integer(mode) ? (mode_t)json_integer_value(mode) & 0777 : 0600,
-			       json_is_integer(gid) ? (gid_t)json_integer_value(gid) : (gid_t)-1)) {
+		const struct store_place place = { path, json_is_integer(mode) ? (mode_t)json_integer_value(mode) & 0777 : 0600,
+						   json_is_integer(gid) ? (gid_t)json_integer_value(gid) : (gid_t)-1,
+						   json_object_get(root, "options") };
+		if (store_open(s, &place)) {
 			s->error = *err_last();
 			if (s->error.code == ERR_NOT_FOUND)
 				s->error.code = ERR_STORAGE_GONE;
@@ -62,16 +64,25 @@ static enum io_engine_kind engine_kind(const json_t *hello)
 static FALLIBLE enum err close_sandbox(const struct worker *w, const json_t *hello_roots, struct sandbox_done *done)
 {
 	struct sandbox_root roots[STORES_MAX];
+	uint16_t ports[STORES_MAX * STORE_PORTS_MAX];
+	const char *readable[STORES_MAX * STORE_READABLE_MAX + 1] = { NULL };
+	uint32_t readable_count = 0;
 	/* a plan that a hostile .metadata asks for ends in an error of ours, not in the host's memory being used up */
 	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
 	struct sandbox_spec spec = { .roots = roots, .data_bytes = memory < DATA_MIN ? DATA_MIN : memory, .network = w->network,
-				     .device = w->device };
+				     .device = w->device, .ports = ports, .readable = readable };
 
 	for (uint32_t i = 0; i < w->stores.count; i++) {
 		const json_t *r = json_array_get(hello_roots, i), *gid = json_object_get(r, "file_gid");
 		const char *path = json_string_value(json_object_get(r, "path"));
 		const struct store *s = &w->stores.v[i];
-		if (s->top < 0 || !s->ops->fd_of)
+		if (s->top < 0)
+			continue;
+		memcpy(ports + spec.port_count, s->ports, s->port_count * sizeof *ports);
+		spec.port_count += s->port_count;
+		for (uint32_t k = 0; k < STORE_READABLE_MAX && s->readable[k]; k++)
+			readable[readable_count++] = s->readable[k];
+		if (!s->ops->fd_of)
 			continue;
 		roots[spec.root_count++] = (struct sandbox_root){ s->ops->fd_of(store_top(s)), true, path };
 		spec.gives_groups = spec.gives_groups || (json_is_integer(gid) && json_integer_value(gid) >= 0 &&

@@ -275,7 +275,8 @@ class Daemon:
         self.state.mkdir(parents=True, exist_ok=True)
         self.storages = dict(storages) if isinstance(storages, dict) else {s: self.home / s for s in storages}
         for d in self.storages.values():
-            pathlib.Path(d).mkdir(parents=True, exist_ok=True)
+            if "://" not in str(d):
+                pathlib.Path(d).mkdir(parents=True, exist_ok=True)
         self.socket = self.state / "s"
         self.args, self.env, self.tcp = list(args), env or {}, tcp
         self.under = [str(word) for word in under]  # a program that execs dcpd: another user, a host that denies system calls

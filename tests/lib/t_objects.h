@@ -222,9 +222,9 @@ static inline void obj_unlock(struct objects **b)
 
 /* ---- struct store_ops: reading ---- */
 
-static inline enum err objects_open(struct store *s, const char *location, mode_t mode, gid_t group)
+static inline enum err objects_open(struct store *s, const struct store_place *place)
 {
-	(void)location, (void)mode, (void)group;
+	(void)place;
 	s->own = mem_zalloc(1, sizeof(struct objects));
 	pthread_mutex_init(&objs(s)->lock, NULL);
 	s->top = 0;

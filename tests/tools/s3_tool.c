@@ -125,7 +125,7 @@ static size_t part_count;
 static enum err begin(void)            /* begin KEY */
 {
 	part_count = 0;
-	TRY(s3_upload_begin(s3, word[1], NULL, id));
+	TRY(s3_upload_begin(s3, word[1], NULL, NULL, id));
 	printf("ok %s\n", id);
 	return OK;
 }

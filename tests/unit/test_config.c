@@ -147,7 +147,12 @@ static void test_refused(void **state)
 	refused(ARGS("--storage", "shm=/a"), NULL, "shm");
 	refused(ARGS("--storage", "Main=/a"), NULL, "Main");
 	refused(ARGS("--storage", "main=relative"), NULL, "main");
-	refused(ARGS("--storage", "main=s3://bucket/run"), NULL, "there is no store \"s3\"; known are file:///DIR");
+	refused(ARGS("--storage", "main=ftp://bucket/run"), NULL, "there is no store \"ftp\"; known are file:///DIR s3://BUCKET/PREFIX");
+	refused(ARGS("--storage", "a=s3://bucket/run", "--s3.b.region=x"), NULL, "there is no storage \"b\"");
+	refused(ARGS("--storage", "a=/bucket", "--s3.a.region=x"), NULL, "at s3://");
+	refused(ARGS("--storage", "a=s3://bucket/run", "--s3.a.colour=x"), NULL, "endpoint, region");
+	refused(ARGS("--storage", "a=s3://bucket/run", "--s3.a.endpoint=ftp://x"), NULL, "http[s]://");
+	refused(ARGS("--storage", "a=s3://bucket/run", "--s3.a.credentials=keys"), NULL, "absolute path");
 	refused(ARGS("--storage", "main=file://a"), NULL, "NAME=/DIR");
 	refused(ARGS("--storage", "a=/a", "--storage", "a=/b"), NULL, "twice");
 	refused(ARGS("--shm-limit", "10XB"), NULL, "size");

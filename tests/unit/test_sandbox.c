@@ -408,7 +408,7 @@ static int report(void)
 static int limits(void)
 {
 	const struct sandbox_root roots[] = { { fx.writable.fd, true, fx.writable.path } };
-	const struct sandbox_spec spec = { roots, 1, 256 << 20, 1 << 20, 100, false, false, NOTHING };
+	const struct sandbox_spec spec = { roots, 1, 256 << 20, 1 << 20, 100, .network = false };
 	int fd;
 
 	if (sandbox_enter(&spec, &entered) || fs_open(fx.writable.fd, "big", O_RDWR | O_CREAT, 0600, &fd))
@@ -441,7 +441,7 @@ static int with_threads(void)
 static int bad_root(void)
 {
 	const struct sandbox_root roots[] = { { 999, true, "/" } };
-	const struct sandbox_spec spec = { roots, 1, 0, 0, 0, false, false, NOTHING };
+	const struct sandbox_spec spec = { roots, 1, 0, 0, 0, .network = false };
 	struct sandbox_done done;
 
 	enum err e = sandbox_enter(&spec, &done);

@@ -42,7 +42,7 @@ static int setup_objects(void **state)
 	(void)setup_posix(state);
 	close(store->top);
 	store->ops = &objects_ops;
-	T_OK(store->ops->open(store, "", 0, 0));
+	T_OK(store->ops->open(store, NULL));
 	return 0;
 }
 
@@ -653,14 +653,14 @@ static void test_locations_name_their_store(void **state)
 
 	(void)state;
 	snprintf(location, sizeof location, "file://%s", t.dir.path);
-	T_OK(store_open(&s, location, 0600, (gid_t)-1));
+	T_OK(store_open(&s, &(struct store_place){ location, 0600, (gid_t)-1, NULL }));
 	assert_ptr_equal(s.ops, &posix_ops);
 	assert_true(s.top >= 0);
 	close(s.top);
-	T_ERR(CONFIG, store_open(&s, "s3://bucket", 0600, (gid_t)-1));
+	T_ERR(CONFIG, store_open(&s, &(struct store_place){ "ftp://host", 0600, (gid_t)-1, NULL }));
 	assert_int_equal(s.top, -1);
-	assert_non_null(strstr(err_last()->text, "'s3'"));
-	T_ERR(STORAGE_GONE, store_open(&s, "/no/such/directory", 0600, (gid_t)-1));
+	assert_non_null(strstr(err_last()->text, "'ftp'"));
+	T_ERR(STORAGE_GONE, store_open(&s, &(struct store_place){ "/no/such/directory", 0600, (gid_t)-1, NULL }));
 }
 
 static void test_what_is_held_stays(void **state)

@@ -24,7 +24,7 @@ static int setup_with(enum io_engine_kind kind)
 	store = &t.w.stores.v[0];
 	close(store->top);
 	store->ops = &objects_ops;
-	T_OK(store->ops->open(store, "", 0, 0));
+	T_OK(store->ops->open(store, NULL));
 	io_engine_close(t.w.io);
 	t.w.io = NULL;
 	T_OK(io_engine_open(kind, 8, &t.w.io));

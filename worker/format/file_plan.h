@@ -69,6 +69,7 @@ struct file_plan_given {
 struct file_plan_target {
 	const struct sdict *sd;        /* chunks and values with their writer's rank */
 	uint32_t world_size, files_per_rank;
+	uint64_t number;               /* DCP: of each rank's first file; the others count on from it */
 	uint64_t block_bytes;          /* small items share blocks up to this size */
 	uint64_t span_bytes;           /* small items of one block lie no farther apart where they come from; 0: anywhere */
 	bool cut;                      /* DCP: files that the next save may share, see file_plan_dcp */

@@ -187,7 +187,7 @@ static FALLIBLE enum err cut(struct planner *pl, uint64_t unit, struct file_plan
 				continue;
 			bool ends = m && (!it || is_large || bytes >= unit || group[m - 1]->kind != it->kind);
 			if (ends) {
-				format_dcp_payload(rank, (uint32_t)files++, name);
+				format_dcp_payload(rank, pl->t->number + (uint64_t)files++, name);
 				TRY(place ? place_file(pl, group, m, rank, str_of(name), false) : OK);
 				m = bytes = 0;
 			}
@@ -215,7 +215,7 @@ static FALLIBLE enum err place_cut(struct planner *pl, uint32_t rank)
 	}
 	if (files)
 		return cut(pl, unit, group, rank, true, &files);
-	format_dcp_payload(rank, 0, name);
+	format_dcp_payload(rank, pl->t->number, name);
 	return place_file(pl, group, 0, rank, str_of(name), false);
 }
 
@@ -247,7 +247,7 @@ static FALLIBLE enum err place_rank(struct planner *pl, uint32_t rank)
 		for (uint64_t i = 0; i < n; i++)
 			if (choice[i] == f)
 				bucket[m++] = sorted[i];
-		format_dcp_payload(rank, f, name);
+		format_dcp_payload(rank, pl->t->number + f, name);
 		TRY(place_file(pl, bucket, m, rank, str_of(name), false));
 	}
 	return OK;

@@ -351,9 +351,9 @@ void format_dcp_metadata(uint32_t rank, char out[FORMAT_FILE_MAX])
 	snprintf(out, FORMAT_FILE_MAX, "__%u" DCP_METADATA, rank);
 }
 
-void format_dcp_payload(uint32_t rank, uint32_t index, char out[FORMAT_FILE_MAX])
+void format_dcp_payload(uint32_t rank, uint64_t index, char out[FORMAT_FILE_MAX])
 {
-	snprintf(out, FORMAT_FILE_MAX, "__%u_%u.distcp", rank, index);
+	snprintf(out, FORMAT_FILE_MAX, "__%u_%ju.distcp", rank, (uintmax_t)index);
 }
 
 void format_hf_payload(uint32_t index, uint32_t count, char out[FORMAT_FILE_MAX])

@@ -94,7 +94,7 @@ enum format format_of_listing(const struct format_listing *l);
 
 /* `__{rank}.metadata`, `__{rank}_{index}.distcp`, `model-00001-of-00007.safetensors` (index from 0). */
 void format_dcp_metadata(uint32_t rank, char out[FORMAT_FILE_MAX]);
-void format_dcp_payload(uint32_t rank, uint32_t index, char out[FORMAT_FILE_MAX]);
+void format_dcp_payload(uint32_t rank, uint64_t index, char out[FORMAT_FILE_MAX]);
 void format_hf_payload(uint32_t index, uint32_t count, char out[FORMAT_FILE_MAX]);
 
 /* The place of a checkpoint, as the reader of its format sees it. Names are sorted: by rank, then by their bytes. */

@@ -23,6 +23,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -105,6 +106,7 @@ struct ruleset {
 
 enum {
 	ABI_REFER = 2, ABI_TRUNCATE = 3, ABI_NET = 4, ABI_IOCTL = 5, ABI_SCOPED = 6,
+	NET_CONNECT = 2,
 	FS_WRITE_FILE = 1 << 1, FS_READ_FILE = 1 << 2, FS_READ_DIR = 1 << 3, FS_REMOVE_DIR = 1 << 4,
 	FS_REMOVE_FILE = 1 << 5, FS_MAKE_DIR = 1 << 7, FS_MAKE_REG = 1 << 8,
 	FS_ALL_OF_ABI_1 = (1 << 13) - 1, FS_REFER = 1 << 13, FS_TRUNCATE = 1 << 14, FS_IOCTL_DEV = 1 << 15,
@@ -149,6 +151,41 @@ static FALLIBLE enum err add_roots(int ruleset, uint64_t handled, const struct s
 	return OK;
 }
 
+/* Files that the C library reads to resolve a name. */
+static const char *const resolver_files[] = { "/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf",
+					      "/run/systemd/resolve/stub-resolv.conf", NULL };
+
+/* Those that are not there are passed over. */
+static FALLIBLE enum err add_readable(int ruleset, const char *const *paths)
+{
+	for (; paths && *paths; paths++) {
+		int fd = open(*paths, O_PATH | O_CLOEXEC);
+		struct stat st;
+		if (fd < 0)
+			continue;
+		bool is_dir = fstat(fd, &st) == 0 && S_ISDIR(st.st_mode);
+		struct landlock_path_beneath_attr rule = { .allowed_access = is_dir ? READ_ONLY : FS_READ_FILE, .parent_fd = fd };
+		long bad = syscall(SYS_landlock_add_rule, ruleset, LANDLOCK_RULE_PATH_BENEATH, &rule, 0);
+		close(fd);
+		if (bad < 0)
+			return ERR_SYS(SYSTEM, "cannot let '%s' into the sandbox", *paths);
+	}
+	return OK;
+}
+
+static FALLIBLE enum err add_storages(int ruleset, uint64_t handled, const struct sandbox_spec *spec)
+{
+	for (uint32_t i = 0; i < spec->port_count && handled & NET_CONNECT; i++) {
+		const struct { uint64_t allowed, port; } rule = { NET_CONNECT, spec->ports[i] };
+		if (syscall(SYS_landlock_add_rule, ruleset, RULE_NET_PORT, &rule, 0) < 0)
+			return ERR_SYS(SYSTEM, "cannot let port %u into the sandbox", spec->ports[i]);
+	}
+	if (!spec->port_count)
+		return OK;
+	TRY(add_readable(ruleset, resolver_files));
+	return add_readable(ruleset, spec->readable);
+}
+
 /* Port 0 stands for what the system chooses: no port that somebody relies on can be taken. */
 static FALLIBLE enum err add_port(int ruleset, uint64_t handled)
 {
@@ -171,6 +208,8 @@ static FALLIBLE enum err enter_landlock(const struct sandbox_spec *spec, int *ab
 	if (ruleset < 0)
 		return ERR_SYS(SYSTEM, "cannot make a Landlock ruleset");
 	enum err e = add_roots(ruleset, r.fs, spec);
+	if (!e)
+		e = add_storages(ruleset, r.net, spec);
 	if (!e && spec->network)
 		e = add_port(ruleset, r.net);
 	if (!e && syscall(SYS_landlock_restrict_self, ruleset, 0) < 0)
@@ -283,7 +322,36 @@ static int add_network(scmp_filter_ctx ctx)
 	return bad;
 }
 
-static FALLIBLE enum err enter_seccomp(bool network, bool *entered_out)
+/* Allows what a client of object storages needs: TCP, names over UDP, open() for reading, which Landlock narrows. */
+static int add_storage_clients(scmp_filter_ctx ctx)
+{
+	static const int calls[] = { SCMP_SYS(connect), SCMP_SYS(getsockname), SCMP_SYS(getpeername), SCMP_SYS(sendmmsg),
+				     SCMP_SYS(recvmmsg) };
+	static const scmp_datum_t families[] = { AF_INET, AF_INET6 }, kinds[] = { SOCK_STREAM, SOCK_DGRAM };
+	static const scmp_datum_t levels[] = { SOL_SOCKET, IPPROTO_TCP, IPPROTO_IP, IPPROTO_IPV6 };
+	const scmp_datum_t kind = ~(scmp_datum_t)(SOCK_CLOEXEC | SOCK_NONBLOCK) & UINT32_MAX;
+	int bad = 0;
+
+	for (size_t i = 0; !bad && i < COUNT(calls); i++)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, calls[i], 0);
+	for (size_t i = 0; !bad && i < COUNT(families) * COUNT(kinds); i++)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(socket), 2, SCMP_A0(SCMP_CMP_EQ, families[i / 2]),
+				       SCMP_A1(SCMP_CMP_MASKED_EQ, kind, kinds[i % 2]));
+	if (!bad) /* the resolver's thread wakes its caller */
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(socketpair), 1, SCMP_A0(SCMP_CMP_EQ, AF_UNIX));
+	for (size_t i = 0; !bad && i < COUNT(levels); i++)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(setsockopt), 1, SCMP_A1(SCMP_CMP_EQ, levels[i]));
+	if (!bad)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(openat), 1,
+				       SCMP_A2(SCMP_CMP_MASKED_EQ, O_ACCMODE | O_CREAT | O_TRUNC, O_RDONLY));
+	if (!bad)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(ioctl), 1, SCMP_A1(SCMP_CMP_EQ, FIONREAD));
+	if (!bad)
+		bad = seccomp_rule_add(ctx, SCMP_ACT_ALLOW, SCMP_SYS(fcntl), 1, SCMP_A1(SCMP_CMP_EQ, F_SETFL));
+	return bad;
+}
+
+static FALLIBLE enum err enter_seccomp(bool network, bool clients, bool *entered_out)
 {
 	*entered_out = false;
 	if (SANITIZED || prctl(PR_GET_SECCOMP) < 0)
@@ -295,6 +363,8 @@ static FALLIBLE enum err enter_seccomp(bool network, bool *entered_out)
 		bad = add_conditions(ctx);
 	if (!bad && network)
 		bad = add_network(ctx);
+	if (!bad && clients)
+		bad = add_storage_clients(ctx);
 	/* As a tree, most calls take a few comparisons instead of a hundred. */
 	if (!bad)
 		bad = seccomp_attr_set(ctx, SCMP_FLTATR_CTL_OPTIMIZE, 2);
@@ -373,7 +443,7 @@ enum err sandbox_enter(const struct sandbox_spec *spec, struct sandbox_done *don
 	TRY(set_limits(spec));
 	TRY(confine(spec, &done));
 	if (!spec->device)
-		TRY(enter_seccomp(spec->network, &done.seccomp));
+		TRY(enter_seccomp(spec->network, spec->port_count > 0, &done.seccomp));
 	*done_out = done;
 	return OK;
 }

@@ -7,8 +7,9 @@
  * Afterwards: no new privileges, and of capabilities only those that access to files and their ownership need; files only beneath the
  * roots (by Landlock, or without it by a mount namespace where the process may make one: mount_ns.h), and only by openat2 on a root's
  * descriptor; no sockets, no new processes, no programs, no tracing, no memory that is both written and executed, no io_uring_setup (the
- * ring made before works on). With `network`, TCP over IPv4 and IPv6 is added, and nothing else of sockets: what the tcp back end of comm
- * uses. Threads, memory, the descriptors held, memfd_create and descriptor passing work. A forbidden call fails with EPERM; exec and
+ * ring made before works on). With `ports`, TCP connects to these (where Landlock knows ports), and names are resolved: UDP, a few files
+ * of /etc, and open() for reading. With `network`, TCP over IPv4 and IPv6 is added, and nothing else of sockets: what the tcp back end of
+ * comm uses. Threads, memory, the descriptors held, memfd_create and descriptor passing work. A forbidden call fails with EPERM; exec and
  * ptrace, which nothing of ours ever tries, end the process. The confinement cannot be undone, only tightened.
  *
  * A host without confinement or without seccomp is no error: `done` says so, and the coordinator shows it. Builds with address or
@@ -29,6 +30,9 @@ struct sandbox_spec {
 	uint64_t file_bytes;           /* of one file (RLIMIT_FSIZE): a larger write fails with EFBIG; 0: no limit */
 	uint64_t open_files;           /* 0: as many as the hard limit allows */
 	bool network;                  /* TCP: connect anywhere, listen on ports that the system chooses */
+	const uint16_t *ports;         /* TCP ports of storages that the process connects to, and names are resolved for; … */
+	uint32_t port_count;
+	const char *const *readable;   /* files and directories that are read for that: credentials; NULL ends them. May be NULL */
 	bool device;                   /* a GPU's driver opens devices and libraries: limits only, no confinement, no seccomp */
 	bool gives_groups;             /* files get a group other than the process's own: rules out a user namespace */
 };

@@ -159,6 +159,7 @@ struct build_target {
 	const uint32_t *value_src;     /* per value: run source, or UINT32_MAX: its inline bytes */
 	uint32_t dir;                  /* run dir of the staging directory */
 	uint32_t world_size, files_per_rank;
+	uint64_t number;               /* of each rank's first file (format/file_plan.h) */
 	bool direct;                   /* O_DIRECT */
 	bool in_memory;                /* the target is on tmpfs */
 	bool cut;                      /* see file_plan.h */

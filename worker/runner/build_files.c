@@ -717,7 +717,7 @@ static FALLIBLE enum err fill(struct builder *bd)
 enum err build_target_files(struct run_build *b, struct build_target *t)
 {
 	const struct file_plan_target target = { .sd = t->sd, .world_size = t->world_size, .files_per_rank = t->files_per_rank,
-						 .cut = t->cut,
+						 .number = t->number, .cut = t->cut,
 						 .block_bytes = (uint32_t)num_min(t->task_bytes, BUILD_TASK_BYTES),
 						 .span_bytes = t->span_bytes, .max_file_bytes = t->max_file_bytes,
 						 .file_name = t->file_name, .given = t->given, .gguf = t->gguf, .delta = t->delta,

@@ -111,13 +111,15 @@ static FALLIBLE enum err wait_sealed(struct job *j, const struct run *run)
 	return j->sealed ? OK : ERR(NOT_SEALED, "all is filled, and %d s later not sealed", GATE_STALL_MS / 1000);
 }
 
-/* A store without descriptors takes each file from one process. */
-static FALLIBLE enum err deal(const struct job *j, struct run *run)
+/* A store without descriptors takes each file from one process: from the leader, which publishes them, unless who made the run knows
+ * that their objects may be made by others. */
+static void deal(const struct job *j, struct run *run)
 {
+	enum run_takers *takers = &run->head->opts.takers;
+
 	each(f, run->files, run->files_n)
-		if (f->kind == RUN_FILE_TARGET && !j->worker->stores.v[run->dirs[f->dir].root].ops->fd_of)
-			return run_write_whole_files(run);
-	return OK;
+		if (f->kind == RUN_FILE_TARGET && *takers == RUN_TAKE_ANY && !j->worker->stores.v[run->dirs[f->dir].root].ops->fd_of)
+			*takers = RUN_TAKE_FIRST;
 }
 
 enum err gang_run(struct job *j, struct run *run)
@@ -133,9 +135,8 @@ enum err gang_run(struct job *j, struct run *run)
 	j->work = &work.face;
 	j->peers_done = false;
 	atomic_store(&run->head->sealed, !j->streams || j->sealed);
-	enum err e = deal(j, run);
-	if (!e && j->streams)
-		e = gate_begin(run, j->fds);
+	deal(j, run);
+	enum err e = j->streams ? gate_begin(run, j->fds) : OK;
 	if (!e && j->worker->count > 1)
 		e = share_run(j, run, spools, doc);
 	else

@@ -377,6 +377,8 @@ static FALLIBLE enum err run_it(struct job *j, struct write_spec *s, struct buil
 	enum err e = j->streams ? gate_sort(&run) : OK;
 	e = e ?: make_files(st, &run);
 	e = e ?: job_state(j, "running", "copy", plan, run_bytes_total(&run));
+	if (!e && st->number && s->format == FORMAT_DCP && !s->given)
+		e = run_write_whole_files(&run);
 	e = e ?: gang_run(j, &run);
 	if (!e && t->crcs.n)
 		e = put_crcs(t, st, &run);
@@ -412,6 +414,7 @@ static FALLIBLE enum err begin_target(struct job *j, const struct write_spec *s,
 				      struct share *share)
 {
 	TRY(run_add_dir(s->build, st->store ? st->store->index : 0, str_of(st->path), &t->dir));
+	t->number = st->number;
 	t->direct = st->direct;
 	t->in_memory = st->in_memory;
 	bool quantises = s->gguf && s->gguf->quantises; /* a task is read as four times its bytes */
@@ -450,7 +453,7 @@ static FALLIBLE enum err write_staged(struct job *j, struct write_spec *s, struc
 	}
 	enum err e = share_build(&share, st, s->build, &marks);
 	e = e ?: run_it(j, s, t, st, &share, plan);
-	if (!e && s->ready) {
+	if (!e && s->ready && !st->number) { /* numbers are one attempt's */
 		*s->ready = (struct write_ready){ .build = *s->build, .strings_n = s->build->strings.n, .target = *t,
 						  .marks = marks, .plan = json_incref(plan) };
 		*s->build = (struct run_build){ 0 };

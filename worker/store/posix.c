@@ -12,10 +12,10 @@
 
 /* ---- the storage ---- */
 
-static enum err open_store(struct store *s, const char *location, mode_t mode, gid_t group)
+static enum err open_store(struct store *s, const struct store_place *place)
 {
-	TRY(fs_open_root(location, &s->top));
-	fs_root_access(s->top, mode, group);
+	TRY(fs_open_root(place->location, &s->top));
+	fs_root_access(s->top, place->mode, place->group);
 	return OK;
 }
 

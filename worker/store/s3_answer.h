@@ -4,7 +4,7 @@
 #include "base/err.h"
 #include "store/s3_client.h"
 
-enum { S3_WORD_MAX = 64, S3_WORDS_MAX = 320, S3_MARK_MAX = 65 };
+enum { S3_WORD_MAX = 64, S3_WORDS_MAX = 320 };
 #define S3_MARK_HEADER "x-amz-meta-dcpd-mark"
 
 struct s3_answer {

@@ -179,6 +179,7 @@ static void set_object(const struct s3_answer *a, uint64_t bytes, struct s3_obje
 {
 	*out = (struct s3_object){ .bytes = bytes, .mtime_ms = a->mtime_ms };
 	memcpy(out->etag, a->etag, sizeof out->etag);
+	memcpy(out->mark, a->mark, sizeof out->mark);
 }
 
 struct wanted {

@@ -31,6 +31,7 @@
 
 enum {
 	S3_ETAG_MAX = 128,             /* with quotes and NUL, as HTTP has it */
+	S3_MARK_MAX = 65,
 	S3_UPLOAD_ID_MAX = 1024,
 	S3_KEY_MAX = 1024,
 	S3_PARTS_MAX = 10000,
@@ -90,6 +91,7 @@ struct s3_object {
 	uint64_t bytes;
 	int64_t mtime_ms;              /* Last-Modified, of whole seconds where HTTP says it; 0: not known */
 	char etag[S3_ETAG_MAX];
+	char mark[S3_MARK_MAX];        /* that it was written with; "": none, or a list, which does not tell */
 };
 
 /* ---- reading ---- */
@@ -145,8 +147,8 @@ struct s3_part {
 	char etag[S3_ETAG_MAX];
 };
 
-/* id_out holds S3_UPLOAD_ID_MAX. */
-FALLIBLE enum err s3_upload_begin(struct s3 *s3, const char *key, const struct s3_call *call, char *id_out);
+/* mark: as of s3_put(). id_out holds S3_UPLOAD_ID_MAX. */
+FALLIBLE enum err s3_upload_begin(struct s3 *s3, const char *key, const char *mark, const struct s3_call *call, char *id_out);
 /* Sends bytes[0 .. n) as part `number`, with their CRC-32: the one that digest.h computes by the CPU and can combine. Sent again, a part
  * replaces the one of its number. Sets *out. */
 FALLIBLE enum err s3_upload_part(struct s3 *s3, const char *key, const char *id, uint32_t number, const void *bytes, size_t n,

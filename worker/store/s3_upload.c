@@ -58,14 +58,17 @@ static struct str text_of(const struct buf *b)
 
 /* ---- begin, parts ---- */
 
-FALLIBLE enum err s3_upload_begin(struct s3 *s3, const char *key, const struct s3_call *call, char *id_out)
+FALLIBLE enum err s3_upload_begin(struct s3 *s3, const char *key, const char *mark, const struct s3_call *call, char *id_out)
 {
 	struct s3_op op = s3_op(s3, call, "POST", key);
 	CLEANUP(buf_free) struct buf xml = BUF_INIT(S3_XML_TEXT_MAX);
 	struct wanted w = { "InitiateMultipartUploadResult/UploadId", BUF_INIT(S3_UPLOAD_ID_MAX) };
-	char mark[S3_MARK_MAX];
+	char own[S3_MARK_MAX];
 
-	TRY(s3_new_mark(mark));
+	if (!mark) {
+		TRY(s3_new_mark(own));
+		mark = own;
+	}
 	s3_op_query(&op, "uploads", "");
 	s3_op_header(&op, S3_MARK_HEADER, mark);
 	s3_op_header(&op, "x-amz-checksum-algorithm", "CRC32");

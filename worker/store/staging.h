@@ -36,6 +36,7 @@ struct staging {
 	char target[256];              /* last component */
 	char name[128];                /* ".dcpd-{job}-{attempt}" */
 	char path[STAGING_BESIDE_MAX];               /* by which all workers enter the staged files, from the top */
+	uint64_t number;               /* set by the store: data files are to have numbers from here on; 0: from 0 on */
 	bool direct;                   /* O_DIRECT works here, and is of use */
 	bool in_memory;                /* tmpfs */
 	bool made, done;               /* set by the store: it is to be removed; it is published */

@@ -6,6 +6,7 @@
 #include "base/str.h"
 #include "base/vec.h"
 #include "store/posix.h"
+#include "store/s3_store.h"
 
 static const struct {
 	const char *scheme;
@@ -15,17 +16,19 @@ static const struct {
 #include "store/stores.def"
 };
 
-enum err store_open(struct store *s, const char *location, mode_t mode, gid_t group)
+enum err store_open(struct store *s, const struct store_place *place)
 {
-	const char *colon = strstr(location, "://"), *rest = colon ? colon + 3 : location;
+	const char *location = place->location, *colon = strstr(location, "://");
 	struct str scheme = colon ? (struct str){ location, (size_t)(colon - location) } : STR("file");
+	struct store_place there = *place;
 
+	there.location = colon ? colon + 3 : location;
 	s->top = -1;
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
 		if (!str_is(scheme, rows[i].scheme))
 			continue;
 		s->ops = rows[i].ops;
-		return s->ops->open(s, rest, mode, group);
+		return s->ops->open(s, &there);
 	}
 	return ERR(CONFIG, "storage '%s': this worker has no store '%.*s'", s->name, (int)scheme.n, scheme.p);
 }

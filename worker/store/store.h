@@ -21,11 +21,12 @@
  * name that is not there ERR_NOT_FOUND, of one that is no plain file or folder ERR_NAME_INVALID, of a store that cannot be reached
  * ERR_STORAGE_GONE or ERR_STORAGE_STALLED, of one that is full ERR_STORAGE_FULL. Functions may be called from any thread. */
 #pragma once
+#include <jansson.h>
 #include <sys/stat.h>
 
 #include "base/err.h"
 
-enum { STORES_MAX = 64, STORE_NAME_MAX = 33 };
+enum { STORES_MAX = 64, STORE_NAME_MAX = 33, STORE_PORTS_MAX = 4, STORE_READABLE_MAX = 6 };
 
 struct manifest;
 struct staging;
@@ -46,6 +47,9 @@ struct store {
 	const struct store_ops *ops;
 	int top;                       /* handle of the top folder; -1: could not be opened */
 	void *own;                     /* of the ops */
+	uint16_t ports[STORE_PORTS_MAX];       /* TCP ports that it connects to: its sandbox lets these through */
+	uint32_t port_count;
+	const char *readable[STORE_READABLE_MAX];      /* files that it reads beside: credentials. They live as long as it; NULL behind */
 	struct err_info error;         /* why it could not be opened */
 };
 
@@ -70,6 +74,14 @@ struct store_job {
 	bool admin;
 };
 
+/* Place of a storage, and how it is opened. */
+struct store_place {
+	const char *location;          /* "SCHEME://…", or a path; for the ops what stands behind the scheme */
+	mode_t mode;                   /* of what is made there, */
+	gid_t group;                   /* and whose it is; -1: as the place gives it */
+	const json_t *options;         /* what the configuration says about this storage: texts by their names; may be NULL */
+};
+
 struct store_facts {
 	uint64_t free_bytes, total_bytes;
 	const char *kind;              /* "ext4", "nfs", …, "other" */
@@ -84,8 +96,7 @@ typedef enum err (*store_entry_fn)(void *user, const char *name, unsigned char d
 
 struct store_ops {
 	/* ---- the storage ---- */
-	/* Sets s->top, s->own. location: what stands behind the scheme; what is made there gets `mode` and, unless -1, `group`. */
-	enum err (*open)(struct store *s, const char *location, mode_t mode, gid_t group);
+	enum err (*open)(struct store *s, const struct store_place *place);    /* sets s->top, s->own */
 	enum err (*check)(const struct store *s);      /* ERR_STORAGE_GONE: it was removed since */
 	enum err (*probe)(const struct store *s, struct store_facts *out);
 	uint64_t (*count)(const struct store *s, bool written);        /* bytes that this process moved since the last call */
@@ -166,8 +177,8 @@ struct store_ops {
 	enum err (*extend)(struct store_at file, uint64_t bytes, const char *name);
 };
 
-/* Opens `location`: "SCHEME://…", or a path, which is a directory. s->name and s->index are the caller's. ERR_CONFIG: no such scheme. */
-FALLIBLE enum err store_open(struct store *s, const char *location, mode_t mode, gid_t group);
+/* s->name and s->index are the caller's. ERR_CONFIG: no such scheme. */
+FALLIBLE enum err store_open(struct store *s, const struct store_place *place);
 /* ERR_NOT_FOUND: the worker has no such storage; else the error that opening it ended with. */
 FALLIBLE enum err stores_find(const struct stores *stores, const char *name, const struct store **out);
 

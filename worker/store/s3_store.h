@@ -1,0 +1,25 @@
+/* s3_store.h: a store in a bucket of S3, or of anything that speaks its language: `s3://BUCKET/PREFIX`.
+ *
+ * Objects of the checkpoint NAME lie flat under PREFIX/NAME/, so that PyTorch reads them as they are:
+ *
+ *   __{rank}_{n}.distcp           data; n has the attempt's number in it, so that two attempts never write one key
+ *   .dcpd-{attempt}-.dcpd.json    dcpd's pages, likewise; seen as .dcpd.json by who reads the checkpoint of that attempt
+ *   .metadata                     the commit: written last, under a condition, and marked with the attempt's number
+ *   PREFIX/.dcpd/…                a mark of each attempt under way, by which a sweep finds what is left of it
+ *
+ * Commit: PUT of .metadata with If-None-Match: *, or with If-Match and the ETag of the one that is replaced. The server decides between
+ * several; a server that ignores conditions is found out before the first one, and refused.
+ *
+ * Files whose names are given (copies, saves that PyTorch plans, formats with an index) could meet: their uploads are completed by the
+ * commit only. It first claims the commit's place (a small object under If-None-Match, which counts as no checkpoint), then completes
+ * the files, each under If-None-Match, then replaces the claim by the real one under If-Match. Such a checkpoint is not replaced, only
+ * removed. A checkpoint that is one file is its own commit.
+ *
+ * Removal: a claim takes the place of the commit under If-Match, then the files go, then the claim.
+ *
+ * Nothing keeps a removed object for who reads it: a load of a checkpoint that is replaced or removed meanwhile fails, by
+ * checkpoint_replaced or not_found, and never gets mixed bytes (each read tells the ETag). */
+#pragma once
+#include "store/store.h"
+
+extern const struct store_ops s3_ops;

@@ -1,0 +1,462 @@
+/* s3_store_commit.c: attempts, how they are published, and how checkpoints go (see s3_store.h). */
+#include <stdio.h>
+
+#include "base/jtext.h"
+#include "base/mem.h"
+#include "format/format.h"
+#include "os/fs.h"
+#include "store/contents.h"
+#include "store/identity.h"
+#include "store/s3_store_impl.h"
+
+enum { DELETES = S3_LIST_PAGE };
+
+/* ---- marks of attempts ---- */
+
+static FALLIBLE enum err put_mark(struct s3 *s3, struct s3_mark *m, struct s3_condition condition)
+{
+	CLEANUP(jval_drop) json_t *doc = json_pack("{s:i, s:s, s:s, s:s, s:b, s:b, s:b}", "dcpd", 1, "job", m->job, "staging", m->staging,
+						   "target", m->target, "file", m->is_file, "removes", m->removes, "dead", m->is_dead);
+	CLEANUP(mem_free_ptr) char *text = doc ? jtext_of(doc) : NULL;
+
+	NEED(text, "no memory for the mark of an attempt");
+	return s3_put(s3, m->key, text, strlen(text), condition, NULL, NULL, m->etag);
+}
+
+static FALLIBLE enum err take_text(const json_t *doc, const char *key, char *out, size_t max)
+{
+	const char *text = json_string_value(json_object_get(doc, key));
+
+	if (!text || strlen(text) >= max)
+		return ERR(STORAGE_IO, "the mark of an attempt is not one of dcpd's");
+	memcpy(out, text, strlen(text) + 1);
+	return OK;
+}
+
+enum err s3_mark_read(struct s3 *s3, const char *key, struct s3_mark *out)
+{
+	CLEANUP(buf_free) struct buf text = BUF_INIT(8192);
+	CLEANUP(jval_drop) json_t *doc = NULL;
+	struct s3_object o;
+
+	*out = (struct s3_mark){ .key = "" };
+	TRY(s3_join(key, "", out->key));
+	TRY(s3_get_all(s3, key, NULL, &text, &o));
+	memcpy(out->etag, o.etag, sizeof out->etag);
+	out->mtime_ms = o.mtime_ms;
+	if (jval_parse((struct str){ text.p ? (char *)text.p : "", text.len }, &doc))
+		return ERR(STORAGE_IO, "the mark of an attempt is no JSON");
+	TRY(take_text(doc, "job", out->job, sizeof out->job));
+	TRY(take_text(doc, "staging", out->staging, sizeof out->staging));
+	TRY(take_text(doc, "target", out->target, sizeof out->target));
+	out->is_file = json_is_true(json_object_get(doc, "file"));
+	out->removes = json_is_true(json_object_get(doc, "removes"));
+	out->is_dead = json_is_true(json_object_get(doc, "dead"));
+	out->attempt = s3_attempt_at(out->staging);
+	return OK;
+}
+
+static FALLIBLE enum err mark_key(const char *staging, char out[S3_PATH_MAX])
+{
+	const char *slash = strrchr(staging, '/');
+
+	return s3_join(S3_MARKS "at", slash ? slash + 1 : staging, out);
+}
+
+enum err s3_mark_of_staging(struct s3 *s3, const char *path, struct s3_mark *out)
+{
+	char key[S3_PATH_MAX];
+
+	TRY(mark_key(path, key));
+	TRY(s3_mark_read(s3, key, out));
+	return strcmp(out->staging, path) == 0 && !out->is_dead ? OK : s3_missing(path);
+}
+
+void s3_receipt_key(const struct s3_mark *m, char out[S3_PATH_MAX])
+{
+	const char *slash = strrchr(m->staging, '/');
+
+	snprintf(out, S3_PATH_MAX, S3_MARKS "receipt/%.900s", slash ? slash + 1 : m->staging);
+}
+
+enum err s3_mark_dead(struct s3 *s3, struct s3_mark *m)
+{
+	char etag[S3_ETAG_MAX];
+
+	memcpy(etag, m->etag, sizeof etag);
+	m->is_dead = true;
+	enum err e = put_mark(s3, m, (struct s3_condition){ S3_IF_ETAG, etag });
+	return e == ERR_CHECKPOINT_EXISTS || e == ERR_NOT_FOUND ? OK : e; /* somebody else looks after it */
+}
+
+static FALLIBLE enum err mark_new(const struct store *s, const char *job, const char *staging, const char *target, struct s3_mark *out)
+{
+	*out = (struct s3_mark){ .attempt = s3_attempt_at(staging) };
+	if ((size_t)snprintf(out->job, sizeof out->job, "%s", job) >= sizeof out->job)
+		return ERR(NAME_INVALID, "a job's id of %zu bytes", strlen(job));
+	TRY(s3_join(staging, "", out->staging));
+	TRY(s3_join(target, "", out->target));
+	TRY(mark_key(staging, out->key));
+	return s3_check_conditions(s);
+}
+
+static FALLIBLE enum err mark_at(const struct staging *s, struct s3_mark *out)
+{
+	char target[S3_PATH_MAX];
+
+	TRY(s3_join(s->parent_path, s->target, target));
+	TRY(mark_new(s->store, s->by.id, s->path, target, out));
+	out->is_file = s->is_file;
+	return OK;
+}
+
+enum err s3_stage(struct staging *s, bool keep)
+{
+	struct s3 *client = s3_own(s->store)->client;
+	uint64_t removed;
+	struct s3_mark m;
+
+	if (str_starts(str_of(s->name), HOSTS_PREFIX) || keep)
+		return ERR(UNSUPPORTED, "several hosts do not save one checkpoint to an object storage: save each part by itself, or to a "
+			   "shared file system");
+	TRY(mark_at(s, &m));
+	TRY(s3_sweep(s->store, NULL, m.target, s->by.id, &removed)); /* what earlier attempts of the job left */
+	TRY(put_mark(client, &m, S3_ALWAYS));
+	s->made = true;
+	s->number = m.attempt << S3_FILES_SHIFT;
+	return store_enter(store_top(s->store), s->path, &s->dir);
+}
+
+/* ---- deleting ---- */
+
+struct deleting {
+	struct s3 *s3;
+	const char *keys[DELETES];
+	size_t n;
+};
+
+static FALLIBLE enum err flush(struct deleting *d)
+{
+	enum err e = d->n ? s3_delete_many(d->s3, d->keys, d->n, NULL) : OK;
+
+	d->n = 0;
+	return e;
+}
+
+static FALLIBLE enum err clear_below(struct s3 *s3, const char *key, unsigned depth)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
+	char path[S3_PATH_MAX];
+
+	NEED(f, "no memory for a folder");
+	if (depth > CONTENTS_DEPTH_MAX)
+		return ERR(LIMIT_EXCEEDED, "folders more than %d deep in a checkpoint", CONTENTS_DEPTH_MAX);
+	snprintf(path, sizeof path, "%.*s", (int)strlen(key) - 1, key);
+	TRY(s3_folder_look(s3, path, false, f));
+	struct deleting d = { .s3 = s3 };
+	each(e, f->v.v, f->v.n) {
+		if (s3_is_folder_entry(e)) {
+			TRY(clear_below(s3, e->key, depth + 1));
+			continue;
+		}
+		d.keys[d.n++] = e->key;
+		if (d.n == DELETES)
+			TRY(flush(&d));
+	}
+	return flush(&d);
+}
+
+enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f)
+{
+	struct deleting d = { .s3 = s3 };
+
+	each(e, f->v.v, f->v.n) {
+		if (s3_is_folder_entry(e)) {
+			TRY(clear_below(s3, e->key, 1));
+			continue;
+		}
+		if (f->commit.key && strcmp(e->key, f->commit.key) == 0)
+			continue; /* another one, or a claim, has its place by now */
+		d.keys[d.n++] = e->key;
+		if (d.n == DELETES)
+			TRY(flush(&d));
+	}
+	return flush(&d);
+}
+
+/* ---- publishing ---- */
+
+static FALLIBLE enum err changed(const char *name)
+{
+	return ERR(CHECKPOINT_EXISTS, "'%s' is no longer what was to be replaced, or something is there by now", name);
+}
+
+/* The error of a write under a condition: that nothing is there, where an ETag was told, is a condition that does not hold either. */
+static enum err of_condition(enum err e, const char *name)
+{
+	return e == ERR_NOT_FOUND || e == ERR_CHECKPOINT_EXISTS || e == ERR_CHECKPOINT_REPLACED ? changed(name) : e;
+}
+
+enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition condition, const struct s3_mark *m, const json_t *files,
+		  char etag_out[S3_ETAG_MAX])
+{
+	char mark[65];
+	CLEANUP(jval_drop) json_t *doc = json_pack("{s:i, s:s, s:s, s:O*}", "dcpd_claim", 1, "job", m->job, "staging", m->staging, "files",
+						   files);
+	CLEANUP(mem_free_ptr) char *text = doc ? jtext_of(doc) : NULL;
+
+	NEED(text, "no memory for a claim");
+	s3_attempt_mark(S3_MARK_CLAIM, m->attempt, mark);
+	if (strlen(text) > S3_CLAIM_MAX) { /* the files are found by the attempt's mark, too */
+		mem_free(text);
+		text = mem_strdup("{\"dcpd_claim\":1}");
+		NEED(text, "no memory for a claim");
+	}
+	return of_condition(s3_put(s3, key, text, strlen(text), condition, mark, NULL, etag_out), m->target);
+}
+
+/* The identity that is replaced must be that of the object whose ETag is told. */
+static FALLIBLE enum err check_replaced(const struct staging *s, const struct s3_mark *m, const char *replaces, struct s3_folder *before,
+					char etag_out[S3_ETAG_MAX])
+{
+	struct s3 *client = s3_own(s->store)->client;
+	CLEANUP(s3_entry_free) struct s3_entry file = { 0 };
+	char identity[IDENTITY_MAX], first[S3_ETAG_MAX] = "";
+
+	for (int i = 0; i < 2; i++) {
+		s3_entry_free(&file);
+		if (m->is_file)
+			TRY(of_condition(s3_look_file(client, m->target, &file), m->target));
+		else
+			TRY(s3_folder_look(client, m->target, false, before));
+		snprintf(etag_out, S3_ETAG_MAX, "%s", m->is_file ? file.etag : before->commit.etag);
+		if (!etag_out[0] || (i && strcmp(first, etag_out) != 0))
+			return changed(m->target);
+		memcpy(first, etag_out, sizeof first);
+		if (i)
+			break;
+		enum err e = identity_of(store_top(s->store), m->target, identity);
+		if (e && e != ERR_NOT_FOUND)
+			return e;
+		if (e || strcmp(identity, replaces) != 0)
+			return changed(m->target);
+		s3_folder_clear(before);
+	}
+	return OK;
+}
+
+/* Is the attempt still ours to publish? Who sweeps it changes its mark first. */
+static FALLIBLE enum err check_mark(struct s3 *s3, const struct s3_mark *m)
+{
+	struct s3_mark now;
+
+	enum err e = s3_mark_of_staging(s3, m->staging, &now);
+	return e == ERR_NOT_FOUND ? ERR(STATE_CONFLICT, "the attempt was given up, and what it wrote is removed") : e;
+}
+
+static FALLIBLE enum err publish_one(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, const char *replaces)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *before = mem_zalloc(1, sizeof *before);
+	struct s3 *client = s3_own(s->store)->client;
+	char etag[S3_ETAG_MAX] = "";
+
+	NEED(before, "no memory for a folder");
+	if (replaces)
+		TRY(check_replaced(s, m, replaces, before, etag));
+	TRY(check_mark(client, m));
+	fs_fault("commit.rename");
+	const struct s3_condition condition = { replaces ? S3_IF_ETAG : S3_IF_NONE, etag };
+	enum err e = s3_part_complete(commit, condition);
+	fs_fault("commit.renamed");
+	if (e == ERR_STORAGE_STALLED || e == ERR_STORAGE_IO || e == ERR_STORAGE_GONE)
+		s->made = false; /* it may yet come true: a sweep looks later */
+	TRY(of_condition(e, m->target));
+	s->done = true;
+	if (replaces && !m->is_file && s3_clear_folder(client, before))
+		err_clear(); /* keys that nobody sees */
+	return OK;
+}
+
+/* ---- files whose names are given: all appear in the commit ---- */
+
+static struct s3_upload *find_commit(struct s3_own *own, const char *staging, uint32_t *count)
+{
+	struct s3_upload *found = s3_part_find(own, staging, DCP_METADATA);
+	struct format_file file;
+
+	*count = found ? 1 : 0;
+	for (struct s3_upload *u = s3_part_next(own, staging, NULL); u && !*count; u = s3_part_next(own, staging, u))
+		if (format_file(u->name, &file) && file.role == FORMAT_METADATA)
+			found = u;
+	for (struct s3_upload *u = s3_part_next(own, staging, NULL); u && strcmp(found ? found->name : "", DCP_METADATA) != 0;
+	     u = s3_part_next(own, staging, u))
+		*count += format_file(u->name, &file) && file.role == FORMAT_METADATA;
+	return found;
+}
+
+static FALLIBLE enum err put_files(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit)
+{
+	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u))
+		if (u->waits && u != commit)
+			TRY(of_condition(s3_part_complete(u, (struct s3_condition){ S3_IF_NONE, NULL }), m->target));
+	return OK;
+}
+
+/* After a failure with the claim in place: files that came are this attempt's, for there were none before it. */
+static void take_back(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit)
+{
+	CLEANUP(err_restore) struct err_info info = *err_last();
+	struct s3_object o;
+
+	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u))
+		if (u->waits && u != commit && s3_head(own->client, u->key, NULL, &o) == OK && strcmp(o.mark, u->mark) == 0 &&
+		    s3_delete(own->client, u->key, NULL))
+			err_clear();
+	if (s3_delete(own->client, commit->key, NULL))
+		err_clear();
+}
+
+static FALLIBLE enum err list_files(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit,
+				    const struct s3_folder *there, json_t **out)
+{
+	json_t *names = *out = json_array();
+
+	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u)) {
+		if (!u->waits || u == commit)
+			continue;
+		if (s3_folder_find(there, u->name))
+			return ERR(CHECKPOINT_EXISTS, "'%s' has a file '%s' already, which nothing here made", m->target, u->name);
+		if (json_array_append_new(names, json_string(u->name)) != 0)
+			return ERR(NO_MEMORY, "no memory for a list of files");
+	}
+	return OK;
+}
+
+static FALLIBLE enum err publish_given(struct staging *s, const struct s3_mark *m, const char *replaces)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *there = mem_zalloc(1, sizeof *there);
+	CLEANUP(jval_drop) json_t *files = NULL;
+	struct s3_own *own = s3_own(s->store);
+	char etag[S3_ETAG_MAX];
+	uint32_t count;
+
+	NEED(there, "no memory for a folder");
+	struct s3_upload *commit = find_commit(own, m->staging, &count);
+	if (count != 1)
+		return ERR(UNSUPPORTED, "no file of this format is such that it alone makes the others a checkpoint: an object storage has "
+			   "no other way to publish them at once");
+	if (replaces)
+		return ERR(OVERWRITE_UNSUPPORTED, "'%s' is in an object storage, and what replaces it has files of given names: delete it "
+			   "first", m->target);
+	TRY(s3_folder_look(own->client, m->target, true, there));
+	TRY(list_files(own, m, commit, there, &files));
+	TRY(check_mark(own->client, m));
+	TRY(s3_claim(own->client, commit->key, (struct s3_condition){ S3_IF_NONE, NULL }, m, files, etag));
+	fs_fault("commit.rename");
+	enum err e = put_files(own, m, commit);
+	e = e ?: s3_part_complete(commit, (struct s3_condition){ S3_IF_ETAG, etag });
+	fs_fault("commit.renamed");
+	if (e == ERR_STORAGE_STALLED || e == ERR_STORAGE_IO || e == ERR_STORAGE_GONE)
+		s->made = false;
+	else if (e)
+		take_back(own, m, commit);
+	TRY(of_condition(e, m->target));
+	s->done = true;
+	return OK;
+}
+
+/* ---- the table's ---- */
+
+static FALLIBLE enum err check_finished(struct s3_own *own, const struct s3_mark *m, uint32_t *given, struct s3_upload **commit)
+{
+	const char *slash = strrchr(m->target, '/'), *file = slash ? slash + 1 : m->target;
+
+	*given = 0;
+	*commit = s3_part_find(own, m->staging, m->is_file ? file : DCP_METADATA);
+	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u)) {
+		if (u->waits && !u->is_finished)
+			return ERR(INTERNAL, "'%s' was not written to its end", u->name);
+		*given += u->waits && u != *commit;
+	}
+	return OK;
+}
+
+enum err s3_publish(struct staging *s, const char *replaces)
+{
+	struct s3_own *own = s3_own(s->store);
+	struct s3_upload *commit;
+	struct s3_mark m;
+	uint32_t given;
+
+	TRY(mark_at(s, &m));
+	TRY(check_finished(own, &m, &given, &commit));
+	fs_fault("commit.synced");
+	if (m.is_file && !commit)
+		return ERR(INTERNAL, "the checkpoint's one file was not written");
+	TRY(given || !commit ? publish_given(s, &m, replaces) : publish_one(s, &m, commit, replaces));
+	s3_part_forget(own, m.staging, false);
+	if (!m.is_file && s3_delete(own->client, m.key, NULL)) /* a file has nothing else that tells of the job: the sweep behind it takes both */
+		err_clear();
+	return OK;
+}
+
+void s3_discard(struct staging *s)
+{
+	CLEANUP(err_restore) struct err_info info = *err_last();
+	struct s3_mark m;
+
+	store_close(&s->dir);
+	if (!s->store || !s3_own(s->store))
+		return;
+	s3_part_forget(s3_own(s->store), s->path, false);
+	if (s->made && !s->done && (mark_at(s, &m) || s3_drop_attempt(s3_own(s->store)->client, &m)))
+		err_clear(); /* the sweep finds the mark */
+}
+
+/* One object is gone at once. */
+static FALLIBLE enum err remove_file(const struct store *s, const char *name, const struct store_removal *how)
+{
+	CLEANUP(s3_entry_free) struct s3_entry file = { 0 }, now = { 0 };
+	struct s3 *client = s3_own(s)->client;
+
+	TRY(s3_look_file(client, name, &file));
+	TRY(how->check ? how->check(how->user) : OK);
+	TRY(s3_look_file(client, name, &now));
+	if (strcmp(file.etag, now.etag) != 0)
+		return ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", name);
+	return s3_delete(client, name, NULL);
+}
+
+enum err s3_remove(const struct store_job *by, const struct store *s, const char *name, const struct store_removal *how)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
+	struct s3 *client = s3_own(s)->client;
+	char staging[STAGING_BESIDE_MAX], own[160], etag[S3_ETAG_MAX];
+	struct s3_mark m;
+
+	NEED(f, "no memory for a folder");
+	TRY(s3_folder_look(client, name, false, f));
+	if (!f->is_there)
+		return remove_file(s, name, how);
+	snprintf(own, sizeof own, ".dcpd-%.64s-%ju", by->id, (uintmax_t)by->attempt);
+	TRY(staging_beside(name, own, staging));
+	TRY(mark_new(s, by->id, staging, name, &m));
+	m.removes = true;
+	TRY(put_mark(client, &m, S3_ALWAYS));
+	enum err e = how->check ? how->check(how->user) : OK;
+	fs_fault("remove.rename");
+	if (!e && f->commit.key)
+		e = s3_claim(client, f->commit.key, (struct s3_condition){ S3_IF_ETAG, f->commit.etag }, &m, NULL, etag);
+	fs_fault("remove.renamed");
+	if (e == ERR_CHECKPOINT_EXISTS)
+		e = ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", name);
+	e = e ?: s3_clear_folder(client, f);
+	if (!e && f->commit.key)
+		e = s3_delete(client, f->commit.key, NULL);
+	struct err_info info = *err_last();
+	if (s3_delete(client, m.key, NULL))
+		err_clear();
+	if (e)
+		err_restore(&info);
+	return e;
+}

@@ -1,0 +1,175 @@
+/* s3_store_impl.h: what the files of the store on S3 share (s3_store.h says how a checkpoint lies there).
+ *
+ *   s3_store.c    the table, opening and reading
+ *   s3_store_folder.c   which keys are files of a checkpoint, and under which names they are seen
+ *   s3_store_part.c     files that are being written
+ *   s3_store_commit.c   marks of attempts, publishing, removing
+ *   s3_store_recover.c  what attempts that ended left */
+#pragma once
+#include <pthread.h>
+
+#include "base/jval.h"
+#include "base/vec.h"
+#include "store/commit.h"
+#include "store/s3_client.h"
+#include "store/s3_store.h"
+#include "store/staging.h"
+
+enum {
+	S3_PATH_MAX = 1200,            /* keys have S3_KEY_MAX at most, prefix and all */
+	S3_ATTEMPT_DIGITS = 10,
+	S3_FILES_SHIFT = 16,           /* an attempt's files have numbers from attempt << this on */
+	S3_CLAIM_MAX = 8192,           /* bytes of a claim */
+	S3_NAME_MAX = 256,
+};
+#define S3_MARKS ".dcpd/"              /* keys below are marks of attempts */
+#define S3_MARK_COMMIT "dcpdat"        /* what the mark of a commit's object begins with; then the attempt's digits */
+#define S3_MARK_CLAIM "dcpdclaim"
+
+/* ---- s3_store_folder.c ---- */
+
+/* A file or folder of a folder, as it is seen. */
+struct s3_entry {
+	char *name;                    /* as callers know it */
+	char *key;                     /* relative, whole; of a folder with '/' at its end */
+	uint64_t bytes;
+	int64_t mtime_ms;
+	char etag[S3_ETAG_MAX];
+};
+
+/* One look at all keys of a folder. */
+struct s3_folder {
+	char path[S3_PATH_MAX];
+	struct vec(struct s3_entry) v;         /* by name */
+	bool is_there;                 /* something of it is seen */
+	uint64_t attempt;              /* whose files are the checkpoint's; 0: none has numbers of its own */
+	struct s3_entry commit;        /* the file whose appearance was the commit; key NULL: none. Owned by `v` */
+	char claim_key[S3_PATH_MAX], claim_etag[S3_ETAG_MAX];  /* a commit's place that is claimed; "": none */
+	bool all;                      /* files of other attempts are entries too, by their own names */
+};
+
+FALLIBLE enum err s3_folder_look(struct s3 *s3, const char *path, bool all, struct s3_folder *out);
+void s3_folder_clear(struct s3_folder *f);
+void s3_folder_free(struct s3_folder *f);
+void s3_folder_free_ptr(struct s3_folder **f);
+const struct s3_entry *s3_folder_find(const struct s3_folder *f, const char *name);    /* NULL: not there */
+/* One file by its key. ERR_NOT_FOUND. */
+FALLIBLE enum err s3_look_file(struct s3 *s3, const char *key, struct s3_entry *out);   /* s3_entry_free */
+void s3_entry_free(struct s3_entry *e);
+bool s3_is_folder_entry(const struct s3_entry *e);
+void s3_stat_file(const struct s3_entry *e, struct stat *out);
+void s3_stat_folder(const struct s3_folder *f, struct stat *out);
+/* a, '/' and b, or one of them if the other is "". ERR_NAME_INVALID: too long. */
+FALLIBLE enum err s3_join(const char *a, const char *b, char out[S3_PATH_MAX]);
+/* The attempt in "__{rank}_{n}.distcp", or in ".dcpd-{attempt}-NAME"; 0: none. *rest: NAME, else the name itself. */
+uint64_t s3_attempt_of(const char *name, const char **rest);
+/* The attempt that works in the staging of this path. */
+uint64_t s3_attempt_at(const char *staging);
+void s3_attempt_mark(const char *kind, uint64_t attempt, char out[65]);
+/* Is it a file of dcpd's own beside data, that an attempt writes under a key of its own? */
+bool s3_is_side(const char *name);
+
+/* ---- s3_store_part.c ---- */
+
+struct s3_piece {
+	unsigned char *p;              /* NULL: nothing has come, or it is sent */
+	uint64_t have;
+	bool sent;
+};
+
+/* A file while it is written: by one process, from its first byte to its end. */
+struct s3_upload {
+	struct s3_upload *next;
+	struct s3_own *own;
+	pthread_mutex_t lock;
+	char staging[S3_PATH_MAX], name[S3_NAME_MAX], key[S3_PATH_MAX];
+	uint32_t handles;
+	bool late, waits;              /* waits: its object is made by the commit, not before */
+	bool is_sized, is_finished;
+	uint64_t bytes, piece_bytes;
+	char id[S3_UPLOAD_ID_MAX];     /* "": no upload was begun */
+	char mark[65];                 /* of its object; "": any */
+	struct vec(struct s3_piece) pieces;
+	struct vec(struct s3_part) parts;
+};
+
+/* ---- the store ---- */
+
+enum s3_kind { S3_THING_FOLDER, S3_THING_MADE, S3_THING_STAGING, S3_THING_FILE, S3_THING_PART };
+
+/* Things that handles stand for. */
+struct s3_thing {
+	enum s3_kind kind;
+	char path[S3_PATH_MAX];        /* of the folder or the staging, below the storage */
+	char target[S3_PATH_MAX];      /* of a staging: the folder that files lie in */
+	bool is_file;                  /* … of one file */
+	uint64_t attempt;              /* … */
+	struct s3_folder *folder;      /* of a folder: what was seen as it was entered; of a staging: the target's keys */
+	struct s3_entry file;
+	struct s3_upload *upload;
+};
+
+struct s3_own {
+	struct s3 *client;
+	pthread_mutex_t lock;          /* of what follows */
+	struct vec(struct s3_thing *) things;  /* by handle; 0 is the top */
+	struct s3_upload *uploads;
+	uint64_t late_bytes;           /* atomic */
+	uint64_t counted[2];
+	bool conditions_hold;          /* the server was seen to heed them */
+	char readable[4][1024];        /* of struct store */
+};
+
+static inline struct s3_own *s3_own(const struct store *s)
+{
+	return s->own;
+}
+
+struct s3_thing *s3_thing_at(struct store_at at);
+FALLIBLE enum err s3_thing_open(const struct store *s, struct s3_thing **thing, struct store_at *out);  /* takes *thing */
+FALLIBLE enum err s3_missing(const char *name);
+FALLIBLE enum err s3_check_conditions(const struct store *s);
+
+FALLIBLE enum err s3_part_open(struct store_at staging, const char *name, unsigned flags, struct store_at *out);
+enum err s3_part_write(struct store_at file, const void *from, size_t n, uint64_t offset, const char *name);
+enum err s3_part_resize(struct store_at file, uint64_t bytes, const char *name);
+enum err s3_part_finish(struct store_at *file, bool durable, const char *name);
+void s3_part_close(struct s3_upload *u);
+/* Uploads of a staging, by this process; NULL beyond the last. after: NULL at first. */
+struct s3_upload *s3_part_next(struct s3_own *own, const char *staging, struct s3_upload *after);
+struct s3_upload *s3_part_find(struct s3_own *own, const char *staging, const char *name);
+/* Makes the object of a finished one that waits. */
+FALLIBLE enum err s3_part_complete(struct s3_upload *u, struct s3_condition condition);
+/* Forgets the uploads of `staging`, or, if `others`, those of all but it that nobody has open. */
+void s3_part_forget(struct s3_own *own, const char *staging, bool others);
+
+/* ---- s3_store_commit.c ---- */
+
+/* The page of an attempt: S3_MARKS and its staging's name. */
+struct s3_mark {
+	char key[S3_PATH_MAX], etag[S3_ETAG_MAX];
+	char staging[S3_PATH_MAX], target[S3_PATH_MAX], job[65];
+	bool is_file, removes, is_dead;
+	int64_t mtime_ms;
+	uint64_t attempt;
+};
+FALLIBLE enum err s3_mark_read(struct s3 *s3, const char *key, struct s3_mark *out);
+FALLIBLE enum err s3_mark_of_staging(struct s3 *s3, const char *path, struct s3_mark *out);
+void s3_receipt_key(const struct s3_mark *m, char out[S3_PATH_MAX]);
+/* From now on the attempt cannot be published. */
+FALLIBLE enum err s3_mark_dead(struct s3 *s3, struct s3_mark *m);
+enum err s3_stage(struct staging *s, bool keep);
+enum err s3_publish(struct staging *s, const char *replaces);
+void s3_discard(struct staging *s);
+enum err s3_remove(const struct store_job *by, const struct store *s, const char *name, const struct store_removal *how);
+/* Removes what lies in the folder, but for files of attempts under way and the claim. */
+FALLIBLE enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f);
+/* Puts a claim in a commit's place. files: NULL, or names that are put there next. */
+FALLIBLE enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition condition, const struct s3_mark *mark, const json_t *files,
+			   char etag_out[S3_ETAG_MAX]);
+
+/* ---- s3_store_recover.c ---- */
+enum err s3_recover(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);
+enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, uint64_t *removed_out);
+/* Removes the keys of an attempt that nobody sees, and its mark. */
+FALLIBLE enum err s3_drop_attempt(struct s3 *s3, const struct s3_mark *m);

@@ -1,0 +1,398 @@
+/* s3_store_part.c: files that are being written (see s3_store.h). Bytes come in any order, in pieces of any size, from several threads;
+ * they go as parts of a multipart upload as soon as all bytes of a part are there, from where they lie if one write brings them all. A file
+ * of one part is one PUT. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "base/num.h"
+#include "format/format.h"
+#include "store/s3_store_impl.h"
+
+enum { PIECE = 8 << 20, PIECES_MAX = 9000, WAITING_MAX = 256 << 10 };
+#define LATE_MAX (UINT64_C(1) << 30)
+
+/* ---- the uploads of this process ---- */
+
+static struct s3_upload *find(struct s3_own *own, const char *staging, const char *name)
+{
+	for (struct s3_upload *u = own->uploads; u; u = u->next)
+		if (strcmp(u->staging, staging) == 0 && strcmp(u->name, name) == 0)
+			return u;
+	return NULL;
+}
+
+struct s3_upload *s3_part_find(struct s3_own *own, const char *staging, const char *name)
+{
+	pthread_mutex_lock(&own->lock);
+	struct s3_upload *u = find(own, staging, name);
+	pthread_mutex_unlock(&own->lock);
+	return u;
+}
+
+struct s3_upload *s3_part_next(struct s3_own *own, const char *staging, struct s3_upload *after)
+{
+	pthread_mutex_lock(&own->lock);
+	struct s3_upload *u = after ? after->next : own->uploads;
+	while (u && strcmp(u->staging, staging) != 0)
+		u = u->next;
+	pthread_mutex_unlock(&own->lock);
+	return u;
+}
+
+static void drop_piece(struct s3_upload *u, struct s3_piece *p)
+{
+	if (p->p && u->late)
+		atomic_fetch_sub((_Atomic uint64_t *)&u->own->late_bytes, u->piece_bytes);
+	mem_free(p->p);
+	p->p = NULL;
+}
+
+static void free_upload(struct s3_upload *u)
+{
+	each(p, u->pieces.v, u->pieces.n)
+		drop_piece(u, p);
+	vec_free(&u->pieces);
+	vec_free(&u->parts);
+	pthread_mutex_destroy(&u->lock);
+	mem_free(u);
+}
+
+/* Takes it out of the list. */
+static void unlink_upload(struct s3_own *own, struct s3_upload *u)
+{
+	struct s3_upload **at = &own->uploads;
+
+	while (*at && *at != u)
+		at = &(*at)->next;
+	if (*at)
+		*at = u->next;
+}
+
+static void abandon(struct s3_upload *u)
+{
+	CLEANUP(err_restore) struct err_info info = *err_last();
+
+	if (u->id[0] && s3_upload_abort(u->own->client, u->key, u->id, NULL))
+		err_clear(); /* the sweep finds it */
+	free_upload(u);
+}
+
+void s3_part_forget(struct s3_own *own, const char *staging, bool others)
+{
+	for (;;) {
+		pthread_mutex_lock(&own->lock);
+		struct s3_upload *u = own->uploads;
+		while (u && ((strcmp(u->staging, staging) == 0) == others || u->handles))
+			u = u->next;
+		if (u)
+			unlink_upload(own, u);
+		pthread_mutex_unlock(&own->lock);
+		if (!u)
+			return;
+		abandon(u);
+	}
+}
+
+/* Its handle is gone; what is finished and waits for nothing has become an object. */
+void s3_part_close(struct s3_upload *u)
+{
+	struct s3_own *own = u->own;
+
+	pthread_mutex_lock(&own->lock);
+	bool last = --u->handles == 0 && u->is_finished && !u->waits;
+	if (last)
+		unlink_upload(own, u);
+	pthread_mutex_unlock(&own->lock);
+	if (last)
+		free_upload(u);
+}
+
+/* ---- opening ---- */
+
+/* The key of a file of a staging, and whether its object may be there before the commit. */
+static FALLIBLE enum err set_key(struct s3_upload *u, const struct s3_thing *staging, const char *name)
+{
+	char own_name[S3_NAME_MAX + 32];
+	const char *rest;
+
+	u->waits = true;
+	if (staging->is_file && s3_is_side(name)) {
+		u->waits = false;
+		return s3_join(S3_MARKS "receipt", strrchr(staging->path, '/') ? strrchr(staging->path, '/') + 1 : staging->path, u->key);
+	}
+	if (staging->is_file)
+		return s3_join(staging->target, "", u->key);
+	u->waits = s3_attempt_of(name, &rest) != staging->attempt && !s3_is_side(name);
+	if (s3_is_side(name)) {
+		snprintf(own_name, sizeof own_name, ".dcpd-%0*jx-%s", S3_ATTEMPT_DIGITS, (uintmax_t)staging->attempt, name);
+		name = own_name;
+	}
+	return s3_join(staging->target, name, u->key);
+}
+
+static FALLIBLE enum err new_upload(struct s3_own *own, const struct s3_thing *staging, const char *name, unsigned flags,
+				    struct s3_upload **out)
+{
+	struct s3_upload *u = mem_zalloc(1, sizeof *u);
+
+	NEED(u, "no memory for an upload");
+	u->own = own;
+	u->late = flags & STORE_LATE;
+	snprintf(u->staging, sizeof u->staging, "%s", staging->path);
+	enum err e = OK;
+	if ((size_t)snprintf(u->name, sizeof u->name, "%s", name) >= sizeof u->name)
+		e = ERR(NAME_INVALID, "a file name of %zu bytes", strlen(name));
+	e = e ?: set_key(u, staging, name);
+	if (e) {
+		mem_free(u);
+		return e;
+	}
+	pthread_mutex_init(&u->lock, NULL);
+	s3_attempt_mark(S3_MARK_COMMIT, staging->attempt, u->mark);
+	u->next = own->uploads;
+	own->uploads = u;
+	*out = u;
+	return OK;
+}
+
+enum err s3_part_open(struct store_at at, const char *name, unsigned flags, struct store_at *out)
+{
+	struct s3_own *own = s3_own(at.store);
+	const struct s3_thing *staging = s3_thing_at(at);
+	struct s3_thing *thing = mem_zalloc(1, sizeof *thing);
+	struct s3_upload *u;
+
+	NEED(thing, "no memory for an open file");
+	thing->kind = S3_THING_PART;
+	pthread_mutex_lock(&own->lock);
+	u = find(own, staging->path, name);
+	enum err e = OK;
+	if (u && flags & STORE_NEW)
+		e = ERR(CHECKPOINT_EXISTS, "'%s' is there", name);
+	else if (!u)
+		e = new_upload(own, staging, name, flags, &u);
+	if (!e)
+		u->handles++;
+	pthread_mutex_unlock(&own->lock);
+	thing->upload = u;
+	if (!e)
+		return s3_thing_open(at.store, &thing, out);
+	mem_free(thing);
+	return err_at_file(e, name, -1);
+}
+
+/* ---- pieces ---- */
+
+/* Of piece i; the last one of a file whose size is not known yet is as long as the others. */
+static uint64_t piece_length(const struct s3_upload *u, uint64_t i)
+{
+	uint64_t begin = i * u->piece_bytes;
+
+	return u->is_sized ? num_min(u->piece_bytes, u->bytes > begin ? u->bytes - begin : 0) : u->piece_bytes;
+}
+
+static void set_piece_bytes(struct s3_upload *u)
+{
+	uint64_t least = u->bytes / PIECES_MAX;
+
+	if (!u->piece_bytes)
+		u->piece_bytes = num_max(PIECE, (least + ((1 << 20) - 1)) & ~(uint64_t)((1 << 20) - 1));
+}
+
+static FALLIBLE enum err piece_at(struct s3_upload *u, uint64_t i, struct s3_piece **out)
+{
+	if (i >= S3_PARTS_MAX)
+		return ERR(LIMIT_EXCEEDED, "more than %d parts", S3_PARTS_MAX);
+	while (u->pieces.n <= i) {
+		struct s3_piece *p;
+		TRY(vec_push(&u->pieces, &p));
+	}
+	*out = &u->pieces.v[i];
+	return OK;
+}
+
+static FALLIBLE enum err piece_room(struct s3_upload *u, struct s3_piece *p)
+{
+	if (p->p)
+		return OK;
+	if (u->late && atomic_load((_Atomic uint64_t *)&u->own->late_bytes) + u->piece_bytes > LATE_MAX)
+		return ERR(UNSUPPORTED, "the format needs its first bytes written last, and so all of the file in memory: more than %ju "
+			   "MiB is not written so to an object storage; use another format, or another storage and a copy",
+			   (uintmax_t)(LATE_MAX >> 20));
+	p->p = mem_zalloc(1, u->piece_bytes);
+	NEED(p->p, "no memory for %ju bytes of a file", (uintmax_t)u->piece_bytes);
+	if (u->late)
+		atomic_fetch_add((_Atomic uint64_t *)&u->own->late_bytes, u->piece_bytes);
+	return OK;
+}
+
+/* Is the file one object of one PUT? Small ones that wait for the commit stay in memory. */
+static bool is_small(const struct s3_upload *u)
+{
+	return !u->id[0] && u->bytes <= (u->waits && !u->late ? WAITING_MAX : u->piece_bytes);
+}
+
+/* Under the lock: one thread begins the upload. */
+static FALLIBLE enum err begin(struct s3_upload *u)
+{
+	return u->id[0] ? OK : s3_upload_begin(u->own->client, u->key, u->mark, NULL, u->id);
+}
+
+/* Sends bytes as part i; not under the lock. */
+static FALLIBLE enum err send_part(struct s3_upload *u, uint64_t i, const void *bytes, size_t n)
+{
+	struct s3_part part, *at;
+
+	pthread_mutex_lock(&u->lock);
+	enum err e = begin(u);
+	pthread_mutex_unlock(&u->lock);
+	e = e ?: s3_upload_part(u->own->client, u->key, u->id, (uint32_t)i + 1, bytes, n, NULL, &part);
+	TRY(e);
+	pthread_mutex_lock(&u->lock);
+	e = vec_push(&u->parts, &at);
+	if (!e)
+		*at = part;
+	pthread_mutex_unlock(&u->lock);
+	return e;
+}
+
+/* Takes in what a write brings of one piece. *bytes_out: all bytes of the piece are there, and are the caller's to send; *own_out: to be
+ * freed. */
+static FALLIBLE enum err gather(struct s3_upload *u, uint64_t i, uint64_t skip, const void *from, size_t n, const void **bytes_out,
+				void **own_out)
+{
+	uint64_t length = piece_length(u, i);
+	struct s3_piece *p;
+
+	*bytes_out = *own_out = NULL;
+	TRY(piece_at(u, i, &p));
+	bool early = !u->late && !is_small(u);
+	if (early && n == length && !p->p && !p->sent) {
+		p->sent = true;
+		*bytes_out = from;
+		return OK;
+	}
+	if (p->sent)
+		return ERR(INTERNAL, "bytes of a file are written twice");
+	TRY(piece_room(u, p));
+	memcpy(p->p + skip, from, n);
+	p->have += n;
+	if (early && p->have >= length) {
+		p->sent = true;
+		*bytes_out = *own_out = p->p;
+		p->p = NULL;
+	}
+	return OK;
+}
+
+enum err s3_part_write(struct store_at file, const void *from, size_t n, uint64_t offset, const char *name)
+{
+	struct s3_upload *u = s3_thing_at(file)->upload;
+	uint64_t end;
+
+	TRY(num_add(offset, n, &end));
+	while (n) {
+		CLEANUP(mem_free_ptr) void *own = NULL;
+		const void *bytes;
+		pthread_mutex_lock(&u->lock);
+		set_piece_bytes(u);
+		uint64_t i = offset / u->piece_bytes, skip = offset % u->piece_bytes;
+		size_t part = (size_t)num_min(n, u->piece_bytes - skip);
+		if (!u->is_sized && end > u->bytes)
+			u->bytes = end;
+		enum err e = u->is_finished ? ERR(INTERNAL, "bytes of a file are written behind its end")
+					    : gather(u, i, skip, from, part, &bytes, &own);
+		pthread_mutex_unlock(&u->lock);
+		if (!e && bytes)
+			e = send_part(u, i, bytes, piece_length(u, i));
+		if (e)
+			return err_at_file(e, name[0] ? name : u->name, (int64_t)offset);
+		from = (const char *)from + part;
+		offset += part;
+		n -= part;
+	}
+	return OK;
+}
+
+enum err s3_part_resize(struct store_at file, uint64_t bytes, const char *name)
+{
+	struct s3_upload *u = s3_thing_at(file)->upload;
+
+	(void)name;
+	pthread_mutex_lock(&u->lock);
+	u->bytes = bytes;
+	u->is_sized = true;
+	pthread_mutex_unlock(&u->lock);
+	return OK;
+}
+
+/* ---- the end ---- */
+
+/* Sends what was not: pieces that were written by halves, zeros where nothing was. */
+static FALLIBLE enum err send_rest(struct s3_upload *u)
+{
+	uint64_t count = num_max(1, num_div_up(u->bytes, u->piece_bytes));
+	struct s3_piece *p;
+
+	for (uint64_t i = 0; i < count; i++) {
+		TRY(piece_at(u, i, &p));
+		if (p->sent)
+			continue;
+		TRY(piece_room(u, p));
+		p->sent = true;
+		TRY(send_part(u, i, p->p, piece_length(u, i)));
+		drop_piece(u, &u->pieces.v[i]);
+	}
+	return OK;
+}
+
+static int by_number(const void *a, const void *b)
+{
+	return num_order(((const struct s3_part *)a)->number, ((const struct s3_part *)b)->number);
+}
+
+static FALLIBLE enum err put_small(struct s3_upload *u, struct s3_condition condition)
+{
+	struct s3_piece *p;
+
+	if (u->bytes == 0)
+		return s3_put(u->own->client, u->key, "", 0, condition, u->mark, NULL, NULL);
+	TRY(piece_at(u, 0, &p));
+	TRY(piece_room(u, p));
+	return s3_put(u->own->client, u->key, p->p, u->bytes, condition, u->mark, NULL, NULL);
+}
+
+enum err s3_part_complete(struct s3_upload *u, struct s3_condition condition)
+{
+	enum err e;
+
+	if (is_small(u))
+		e = put_small(u, condition);
+	else
+		e = s3_upload_complete(u->own->client, u->key, u->id, u->parts.v, u->parts.n, condition, NULL, NULL);
+	if (!e)
+		u->id[0] = '\0'; /* there is no upload to abort any more */
+	return err_at_file(e, u->name, -1);
+}
+
+enum err s3_part_finish(struct store_at *file, bool durable, const char *name)
+{
+	struct s3_upload *u = s3_thing_at(*file)->upload;
+	enum err e = OK;
+
+	(void)durable; /* whatever S3 says it has is */
+	set_piece_bytes(u);
+	if (u->is_finished)
+		e = ERR(INTERNAL, "'%s' was finished before", name);
+	if (!e && !is_small(u))
+		e = send_rest(u);
+	if (u->parts.n)
+		qsort(u->parts.v, u->parts.n, sizeof *u->parts.v, by_number);
+	if (!e && !u->waits)
+		e = s3_part_complete(u, S3_ALWAYS);
+	u->is_finished = !e;
+	store_close(file);
+	return err_at_file(e, name[0] ? name : "", -1);
+}

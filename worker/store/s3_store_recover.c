@@ -1,0 +1,313 @@
+/* s3_store_recover.c: what attempts that ended left in a bucket (see s3_store.h): found by their marks, looked at, removed.
+ *
+ * A request of a process that was killed may still be on its way. So what another process left is not removed at once: its mark is
+ * changed, which keeps the attempt from committing from then on, and a later sweep, DEAD_MS behind, removes the keys. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "store/copied.h"
+#include "store/s3_store_impl.h"
+
+enum { DEAD_MS = 15 * 60000, OTHERS_MS = 24 * 3600000, MARKS_MAX = 10000 };
+
+struct marks {
+	struct vec(char *) keys;
+};
+
+static enum err take_key(void *user, struct str key, const struct s3_object *object)
+{
+	struct marks *m = user;
+	char **at;
+
+	if (!object || m->keys.n >= MARKS_MAX)
+		return OK;
+	TRY(vec_push(&m->keys, &at));
+	*at = mem_strndup(key.p, key.n);
+	return *at ? OK : ERR(NO_MEMORY, "no memory for a list of attempts");
+}
+
+static void marks_free(struct marks *m)
+{
+	each(k, m->keys.v, m->keys.n)
+		mem_free(*k);
+	vec_free(&m->keys);
+}
+
+/* job NULL: of all. */
+static FALLIBLE enum err marks_list(struct s3 *s3, const char *job, struct marks *out)
+{
+	char prefix[128];
+
+	if ((size_t)snprintf(prefix, sizeof prefix, S3_MARKS "at/.dcpd-%s%s", job ? job : "", job ? "-" : "") >= sizeof prefix)
+		return ERR(NAME_INVALID, "a job's id of %zu bytes", strlen(job));
+	return s3_list(s3, prefix, 0, NULL, 0, NULL, take_key, out);
+}
+
+/* ---- removing ---- */
+
+/* Keys of the attempt in the target's folder, unless they are the checkpoint's that is there. */
+static FALLIBLE enum err drop_data(struct s3 *s3, const struct s3_mark *m)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *seen = mem_zalloc(1, sizeof *seen), *all = mem_zalloc(1, sizeof *all);
+	const char *rest;
+
+	if (!seen || !all)
+		return ERR(NO_MEMORY, "no memory for a folder");
+	TRY(s3_folder_look(s3, m->target, false, seen));
+	if (seen->attempt == m->attempt && seen->commit.key)
+		return OK;
+	TRY(s3_folder_look(s3, m->target, true, all));
+	each(e, all->v.v, all->v.n)
+		if (!s3_is_folder_entry(e) && s3_attempt_of(e->name, &rest) == m->attempt)
+			TRY(s3_delete(s3, e->key, NULL));
+	return OK;
+}
+
+struct aborting {
+	struct s3 *s3;
+	const struct s3_mark *m;
+};
+
+static enum err abort_own(void *user, struct str key, const char *id, int64_t begun_ms)
+{
+	const struct aborting *a = user;
+	const char *rest, *slash = memrchr(key.p, '/', key.n);
+	char name[S3_NAME_MAX], whole[S3_PATH_MAX];
+
+	(void)begun_ms;
+	snprintf(whole, sizeof whole, "%.*s", (int)(key.n < S3_KEY_MAX ? key.n : S3_KEY_MAX), key.p);
+	snprintf(name, sizeof name, "%.255s", slash ? whole + (slash + 1 - key.p) : whole);
+	if (s3_attempt_of(name, &rest) != a->m->attempt)
+		return OK;
+	return s3_upload_abort(a->s3, whole, id, NULL);
+}
+
+enum err s3_drop_attempt(struct s3 *s3, const struct s3_mark *m)
+{
+	struct aborting a = { s3, m };
+	char receipt[S3_PATH_MAX], prefix[S3_PATH_MAX + 1];
+
+	s3_receipt_key(m, receipt);
+	snprintf(prefix, sizeof prefix, "%s/", m->target);
+	if (!m->is_file && !m->removes) {
+		TRY(drop_data(s3, m));
+		TRY(s3_uploads_list(s3, prefix, NULL, abort_own, &a));
+	}
+	TRY(m->is_file ? s3_delete(s3, receipt, NULL) : OK);
+	return s3_delete(s3, m->key, NULL);
+}
+
+static FALLIBLE enum err look(struct s3 *s3, const char *path, struct s3_folder **out)
+{
+	struct s3_folder *f = mem_zalloc(1, sizeof *f);
+
+	NEED(f, "no memory for a folder");
+	enum err e = s3_folder_look(s3, path, false, f);
+	if (e)
+		s3_folder_free(f);
+	else
+		*out = f;
+	return e;
+}
+
+/* Files that a commit with given names had put there when it broke off: each has the attempt's mark. */
+static FALLIBLE enum err take_back_files(struct s3 *s3, const struct s3_mark *m, const struct s3_folder *f)
+{
+	char mark[65];
+	struct s3_object o;
+
+	s3_attempt_mark(S3_MARK_COMMIT, m->attempt, mark);
+	each(e, f->v.v, f->v.n) {
+		if (s3_is_folder_entry(e))
+			continue;
+		enum err bad = s3_head(s3, e->key, NULL, &o);
+		if (bad && bad != ERR_NOT_FOUND)
+			return bad;
+		if (!bad && strcmp(o.mark, mark) == 0)
+			TRY(s3_delete(s3, e->key, NULL));
+	}
+	return OK;
+}
+
+/* The claim in the target, if it is this attempt's: the removal goes on, the commit is taken back. */
+static FALLIBLE enum err end_claim(struct s3 *s3, const struct s3_mark *m, bool *ours)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = NULL;
+	struct s3_object o;
+	char mark[65];
+
+	*ours = false;
+	if (m->is_file)
+		return OK;
+	TRY(look(s3, m->target, &f));
+	if (!f->claim_key[0])
+		return OK;
+	enum err e = s3_head(s3, f->claim_key, NULL, &o);
+	if (e)
+		return e == ERR_NOT_FOUND ? OK : e;
+	s3_attempt_mark(S3_MARK_CLAIM, m->attempt, mark);
+	if (strcmp(o.mark, mark) != 0)
+		return OK;
+	*ours = true;
+	if (!m->removes) /* from now on its commit fails */
+		TRY(s3_claim(s3, f->claim_key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag));
+	TRY(m->removes ? s3_clear_folder(s3, f) : take_back_files(s3, m, f));
+	return s3_delete(s3, f->claim_key, NULL);
+}
+
+/* ---- recover ---- */
+
+static FALLIBLE enum err manifest_of(const struct store *s, const char *name, const char *page, const char *job, struct manifest **out)
+{
+	CLEANUP(store_close) struct store_at at = STORE_NOTHING;
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+
+	enum err e = store_enter(store_top(s), name, &at);
+	e = e ?: checkpoint_manifest(at, page, &m);
+	if (e == ERR_NOT_FOUND || e == ERR_FORMAT_MANIFEST || e == ERR_LIMIT_EXCEEDED || e == ERR_CHECKPOINT_DAMAGED) {
+		err_clear();
+		return OK;
+	}
+	TRY(e);
+	if (m && strcmp(m->job, job) == 0)
+		*out = move(m);
+	return OK;
+}
+
+/* A checkpoint that is one file has the attempt's mark on it, and its page is the receipt. */
+static FALLIBLE enum err file_of(struct s3 *s3, const struct s3_mark *m, bool *done_out, struct manifest **out)
+{
+	CLEANUP(buf_free) struct buf text = BUF_INIT(MANIFEST_MAX);
+	char mark[65], receipt[S3_PATH_MAX];
+	struct s3_object o;
+
+	enum err e = s3_head(s3, m->target, NULL, &o);
+	if (e)
+		return e == ERR_NOT_FOUND ? OK : e;
+	s3_attempt_mark(S3_MARK_COMMIT, m->attempt, mark);
+	*done_out = strcmp(o.mark, mark) == 0;
+	s3_receipt_key(m, receipt);
+	if (!*done_out || s3_get_all(s3, receipt, NULL, &text, NULL) || manifest_parse(text.p, text.len, out))
+		err_clear();
+	return OK;
+}
+
+static FALLIBLE enum err removed(const struct store *s, const char *name, bool *out)
+{
+	struct stat st;
+
+	enum err e = store_stat(store_top(s), name, &st);
+	*out = e == ERR_NOT_FOUND;
+	return e == ERR_NOT_FOUND ? OK : e;
+}
+
+enum err s3_recover(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out)
+{
+	struct s3 *s3 = s3_own(s)->client;
+	CLEANUP(marks_free) struct marks all = { 0 };
+	bool ours = false;
+
+	*done_out = false;
+	TRY(marks_list(s3, job, &all));
+	each(k, all.keys.v, all.keys.n) {
+		struct s3_mark m;
+		enum err e = s3_mark_read(s3, *k, &m);
+		e = e ?: end_claim(s3, &m, &ours);
+		if (!e && m.is_file && !*done_out)
+			e = file_of(s3, &m, done_out, out);
+		if (e && e != ERR_NOT_FOUND)
+			return e;
+	}
+	if (removes)
+		TRY(removed(s, name, done_out));
+	if (!removes && !*done_out)
+		TRY(manifest_of(s, name, COPIED_NAME, job, out));
+	if (!removes && !*done_out && !*out)
+		TRY(manifest_of(s, name, MANIFEST_NAME, job, out));
+	*done_out = *done_out || (!removes && *out);
+	uint64_t gone;
+	return s3_sweep(s, NULL, name, job, &gone);
+}
+
+/* ---- sweep ---- */
+
+static struct str job_of(const char *key)
+{
+	static const char begin[] = S3_MARKS "at/.dcpd-";
+	const char *at = key + sizeof begin - 1, *dash = strlen(key) > sizeof begin ? strrchr(at, '-') : NULL;
+
+	return dash ? (struct str){ at, (size_t)(dash - at) } : (struct str){ NULL, 0 };
+}
+
+/* Is another daemon's attempt given up? Nothing of it has changed between two sweeps, and it is old. */
+static bool is_abandoned(const struct commit_keep *k, const struct s3_mark *m)
+{
+	const char *before = json_string_value(json_object_get(k->watched, m->key));
+
+	if (before && strcmp(before, m->etag) == 0 && clock_wall_ms() - m->mtime_ms > OTHERS_MS)
+		return true;
+	if (k->others)
+		(void)json_object_set_new(k->others, m->key, json_string(m->etag));
+	return false;
+}
+
+static bool is_kept(const struct commit_keep *k, const char *key, const struct s3_mark *m)
+{
+	struct str job = job_of(key);
+
+	if (!k || !job.p)
+		return !job.p;
+	if (k->before && str_cmp(job, str_of(k->before)) >= 0)
+		return true;
+	for (size_t i = 0; i < json_array_size(k->jobs); i++)
+		if (str_is(job, json_string_value(json_array_get(k->jobs, i))))
+			return true;
+	return k->mark && !str_ends(job, k->mark) && !is_abandoned(k, m);
+}
+
+/* A dead one goes when no request of it can be on its way any more; until then it is told as another's, so that a sweep comes. */
+static FALLIBLE enum err sweep_dead(struct s3 *s3, struct s3_mark *m, const struct commit_keep *k, uint64_t *removed_out)
+{
+	if (clock_wall_ms() - m->mtime_ms < DEAD_MS) {
+		if (k && k->others)
+			(void)json_object_set_new(k->others, m->key, json_string(m->etag));
+		return OK;
+	}
+	TRY(s3_drop_attempt(s3, m));
+	++*removed_out;
+	return OK;
+}
+
+static FALLIBLE enum err sweep_mark(const struct store *s, const char *key, const struct commit_keep *k, uint64_t *removed_out)
+{
+	struct s3 *s3 = s3_own(s)->client;
+	struct s3_mark m;
+	bool ours;
+
+	enum err e = s3_mark_read(s3, key, &m);
+	if (e)
+		return e == ERR_NOT_FOUND ? OK : e;
+	if (m.is_dead)
+		return sweep_dead(s3, &m, k, removed_out);
+	if (is_kept(k, key, &m))
+		return OK;
+	TRY(end_claim(s3, &m, &ours));
+	++*removed_out;
+	if (m.removes || m.is_file)
+		return s3_drop_attempt(s3, &m);
+	return s3_mark_dead(s3, &m);
+}
+
+enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, uint64_t *removed_out)
+{
+	CLEANUP(marks_free) struct marks all = { 0 };
+
+	(void)name;
+	*removed_out = 0;
+	TRY(marks_list(s3_own(s)->client, job, &all));
+	each(k, all.keys.v, all.keys.n)
+		TRY(sweep_mark(s, *k, job ? NULL : keep, removed_out));
+	return OK;
+}
