@@ -70,12 +70,12 @@ static void fill_storages(const struct gauge_parts *s)
 	for (uint32_t i = 0; i < storage_count(s->storages); i++) {
 		const struct storage *st = storage_at(s->storages, i);
 		snprintf(labels, sizeof labels, "storage=\"%s\"", st->name);
-		if (st->probed_ms)
+		if (st->probed_ms && st->total_bytes)
 			metrics_set(s->metrics, "dcpd_storage_free_bytes", labels, (double)st->free_bytes);
 		metrics_set(s->metrics, "dcpd_storage_read_bytes_total", labels, (double)st->read_bytes);
 		metrics_set(s->metrics, "dcpd_storage_written_bytes_total", labels, (double)st->written_bytes);
 		fill_io(s->metrics, st);
-		for (int state = STORAGE_UNKNOWN; state <= STORAGE_STATE_GONE; state++) {
+		for (int state = STORAGE_UNKNOWN; state <= STORAGE_UNAVAILABLE; state++) {
 			snprintf(labels, sizeof labels, "storage=\"%s\",state=\"%s\"", st->name,
 				 storage_state_text((enum storage_state)state));
 			metrics_set(s->metrics, "dcpd_storage_state", labels, (int)st->state == state);

@@ -405,7 +405,7 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 	else
 		rest(lw);
 	if (st)
-		storage_set_state(p->all->parts.storages, st, e == ERR_STORAGE_GONE ? STORAGE_STATE_GONE : STORAGE_OK);
+		storage_answered(p->all->parts.storages, st, e);
 	if (e)
 		errdoc_restore(json_object_get(body, "problem"));
 	if (!needs_more(q, e))

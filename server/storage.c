@@ -16,7 +16,7 @@
 #include "server/storage_impl.h"
 #include "server/worker.h"
 
-static const char *const state_texts[] = { "unknown", "ok", "stalled", "gone" };
+static const char *const state_texts[] = { "unknown", "ok", "stalled", "gone", "unavailable" };
 
 const char *storage_state_text(enum storage_state state)
 {
@@ -56,6 +56,7 @@ static void free_one(struct storage *st)
 	mem_free(st->io);
 	json_decref(st->options);
 	json_decref(st->probe);
+	json_decref(st->problem);
 	json_decref(st->others);
 	mem_free(st);
 }
@@ -112,6 +113,16 @@ void storage_set_state(struct storages *all, struct storage *st, enum storage_st
 		    json_pack("{s:s, s:s}", "storage", st->name, "state", storage_state_text(state)));
 }
 
+void storage_answered(struct storages *all, struct storage *st, enum err e)
+{
+	bool is_remote = st->path[0] != '/';
+
+	if (!is_remote)
+		storage_set_state(all, st, e == ERR_STORAGE_GONE ? STORAGE_STATE_GONE : STORAGE_OK);
+	else if (!e && st->state != STORAGE_UNAVAILABLE)
+		storage_set_state(all, st, STORAGE_OK);
+}
+
 void storage_count_io(struct storages *all, const json_t *body)
 {
 	const char *name;
@@ -155,6 +166,11 @@ FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)
 	buf_printf(out, ",\"adhoc\":%s,\"state\":\"%s\"", st->adhoc ? "true" : "false", storage_state_text(st->state));
 	if (st->expires_ms)
 		buf_printf(out, ",\"lease_expires_at\":\"%s\"", clock_text(clock_service_wall(st->expires_ms), stamp));
+	if (st->problem) {
+		CLEANUP(mem_free_ptr) char *problem = jtext_of(st->problem);
+		NEED(problem, "cannot show a storage");
+		buf_printf(out, ",\"problem\":%s", problem);
+	}
 	if (st->stalled_since_ms)
 		buf_printf(out, ",\"stalled_since\":\"%s\"", clock_text(st->stalled_since_ms, stamp));
 	if (st->probed_ms)

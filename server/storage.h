@@ -16,7 +16,7 @@ struct journal;
 
 enum { STORAGES_MAX = 256, STORAGE_NAME_MAX = 32 };
 
-enum storage_state { STORAGE_UNKNOWN, STORAGE_OK, STORAGE_STATE_STALLED, STORAGE_STATE_GONE };
+enum storage_state { STORAGE_UNKNOWN, STORAGE_OK, STORAGE_STATE_STALLED, STORAGE_STATE_GONE, STORAGE_UNAVAILABLE };
 
 enum { STORAGE_STAGES_MAX = 24, STORAGE_STAGE_MAX = 24 };
 
@@ -56,6 +56,7 @@ struct storage {
 	uint64_t read_bytes, written_bytes; /* by workers, since it is known here */
 	struct storage_io *io;          /* of that, by stage: STORAGE_STAGES_MAX, those in use first; NULL: none yet */
 	json_t *probe;                  /* its answer as it came, or NULL */
+	json_t *problem;                /* why it is unavailable, as a problem; else NULL */
 };
 
 FALLIBLE enum err storages_new(const struct config *c, struct journal *j, struct events *ev, struct storages **out);
@@ -67,7 +68,7 @@ FALLIBLE enum err storages_reload(struct storages *all, const struct config *fre
 FALLIBLE enum err storage_find(struct storages *all, struct str name, struct storage **out);
 uint32_t storage_count(const struct storages *all);
 struct storage *storage_at(const struct storages *all, uint32_t index);  /* in the order of their names */
-const char *storage_state_text(enum storage_state state);            /* "unknown" "ok" "stalled" "gone" */
+const char *storage_state_text(enum storage_state state);            /* "unknown" "ok" "stalled" "gone" "unavailable" */
 /* Describes the storage for a worker; root->path points into the storage. */
 struct worker_root;
 void storage_root(const struct storage *st, struct worker_root *root);
@@ -89,5 +90,8 @@ void storage_count_io(struct storages *all, const json_t *body);
 /* One storage's share of it: so many bytes were read (or written) in this stage of a job (a short plain word), which took the job ns. */
 void storage_count_stage(struct storage *st, const char *stage, bool written, uint64_t bytes, int64_t ns);
 void storage_set_state(struct storages *all, struct storage *st, enum storage_state state);
+/* A look-up worker has answered, with e. A storage behind a network is unavailable while probes fail, for whatever reason, and ok again when
+ * one does not: other questions may need less of it. */
+void storage_answered(struct storages *all, struct storage *st, enum err e);
 /* Asks for free space again; the answer lands in the storage. fn may be NULL. */
 void storage_probe(struct storages *all, struct lookups *lookups, struct storage *st, done_fn fn, void *user);

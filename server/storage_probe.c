@@ -1,6 +1,7 @@
 /* storage_probe.c: asks a look-up worker how much space a storage has and whether it answers at all. */
 #include "base/mem.h"
 #include "server/service_clock.h"
+#include "server/errdoc.h"
 #include "server/lookup.h"
 #include "server/storage.h"
 
@@ -28,6 +29,11 @@ static void on_probe(void *user, enum err e, const json_t *ok, int *)
 			st->total_bytes = (uint64_t)json_integer_value(json_object_get(ok, "total_bytes"));
 			storage_set_state(p->all, st, STORAGE_OK);
 		}
+		if (e && st->path[0] != '/' && st->state != STORAGE_STATE_STALLED)
+			storage_set_state(p->all, st, STORAGE_UNAVAILABLE);
+		json_decref(st->problem);
+		err_restore(&info);
+		st->problem = st->state == STORAGE_UNAVAILABLE ? errdoc_of(e) : NULL;
 	}
 	err_restore(&info);
 	if (p->fn)

@@ -74,6 +74,7 @@ function notices() {
 	for (const w of store.warnings) list.push(notice(`${w[0].toUpperCase()}${w.slice(1)}.`, true));
 	for (const s of store.storages) {
 		if (s.state === "stalled") list.push(notice(`Storage ${s.name} is stalled: it does not answer. Others go on.`, true));
+		if (s.state === "unavailable") list.push(notice(`Storage ${s.name} is unavailable: ${s.problem?.detail || ""}`, true));
 		if (s.state === "gone") list.push(notice(`Storage ${s.name} is gone: its directory cannot be opened.`, true));
 	}
 	if (!downSince) for (const [what, why] of store.failed) list.push(notice(`Cannot list ${what}: ${why}`, false));

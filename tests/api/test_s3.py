@@ -2,6 +2,8 @@
 import json
 import os
 import subprocess
+import threading
+import time
 
 import pytest
 from crafted import Crafted
@@ -169,3 +171,110 @@ def test_copy_there_and_back(d, s3):
     loads(d, there, images)
     d.api.run("delete", target=ref("s3", there))
     assert s3.keys(there) == []
+
+
+@pytest.mark.parametrize("wrong, code, words", [
+    ("keys", "forbidden", "SignatureDoesNotMatch"), ("user", "forbidden", "InvalidAccessKeyId"), ("bucket", "storage_gone", "NoSuchBucket"),
+    ("port", "storage_gone", "")])
+def test_unavailable(spawn, s3_server, wrong, code, words):
+    """Wrong keys, no such bucket, nobody there: said in S3's own words, and the other storages are served."""
+    keys = {"keys": {"secret": "wrong"}, "user": {"access": "AKIANOBODY"}}.get(wrong, {})
+    d = spawn(("main",), start=False, env=s3_server.environment(**keys))
+    d.storages["s3"] = f"s3://{'no-such-bucket' if wrong == 'bucket' else s3_server.bucket}/x"
+    d.args += ["--s3=s3.endpoint=http://127.0.0.1:9", "--s3=s3.region=us-east-1"] if wrong == "port" else options(s3_server)
+    d.start()
+    shown = {}
+
+    def looked():
+        shown.update({s["name"]: s for s in d.api.get("/v1/storages").ok(200)["storages"]})
+        return shown["s3"]["state"] != "unknown"
+
+    lib.wait_for(looked, 30, "the storage's state")
+    assert shown["s3"]["state"] == "unavailable" and shown["main"]["state"] == "ok", shown
+    assert shown["s3"]["problem"]["code"] == code and words in shown["s3"]["problem"]["detail"], shown["s3"]
+    assert words in d.ctl("status").stdout
+    name, images = saved(d, storage="main")
+    loads(d, name, images, "main")
+    sd = lib.fresh()
+    d.put(sd, images)
+    assert d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": sd}, "target": ref("s3", "x")}).status >= 400 or \
+        d.api.fails("save", code, source={"state_dict": sd}, target=ref("s3", "x"))
+    d.drop(sd)
+
+
+def test_two_writers_of_one_name(d, s3):
+    """Of several that save one name at a time one wins, and what it wrote is what is read."""
+    name, sds, images = f"race/{lib.fresh()}", [lib.fresh() for _ in range(3)], [state() for _ in range(3)]
+    for sd, image in zip(sds, images):
+        d.put(sd, image)
+    jobs = [d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": sd}, "target": ref("s3", name)}) for sd in sds]
+    ended = [d.api.wait(j.ok(202)["id"]) if j.status == 202 else {"state": "refused"} for j in jobs]
+    won = [i for i, j in enumerate(ended) if j["state"] == "succeeded"]
+    assert len(won) == 1, ended
+    loads(d, name, images[won[0]])
+    d.drop(*sds)
+    lib.wait_for(lambda: len(s3.keys(name)) == 4, 10, "the objects of one attempt")
+
+
+def test_daemons_on_one_bucket(d, spawn, s3_server):
+    """Another daemon, another state: what one saves the other loads, and of two that replace one name each is whole or refused."""
+    other = spawn(("main",), start=False, env=s3_server.environment())
+    other.storages["s3"] = d.storages["s3"]
+    other.args += options(s3_server)
+    other.start()
+    name, images = saved(d)
+    loads(other, name, images)
+    made = {}
+
+    def write(daemon, count):
+        for _ in range(count):
+            image = state()
+            try:
+                saved(daemon, name, images=image, options={"overwrite": True})
+            except AssertionError as e:
+                made.setdefault("errors", []).append(str(e))
+
+    threads = [threading.Thread(target=write, args=(x, 3)) for x in (d, other)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    verified = other.api.run("verify", source=ref("s3", name), level="values")["result"]
+    assert verified["verified_bytes"] > 0 and not made.get("errors"), made
+
+
+def test_pytorch_reads_it(d, s3, tmp_path):
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    torch = pytest.importorskip("torch")
+    name, images = saved(d, size=4096)
+    s3.download(name, tmp_path)
+    want = {k: b for i in images for k, (t, shape, b) in lib.Image(i).entries.items() if t == "U8"}
+    got = {k: torch.zeros(len(b), dtype=torch.uint8) for k, b in want.items()}
+    dcp.load(got, checkpoint_id=str(tmp_path), no_dist=True)
+    assert {k: bytes(v.numpy()) for k, v in got.items()} == want
+
+
+@pytest.mark.parametrize("when", [0.0, 0.05, 0.15, 0.4, 0.8])
+def test_killed_in_the_middle(d, s3, when):
+    """kill -9 of the daemon and its workers during an overwrite: the name has the old checkpoint or the new one, whole, and no attempt
+    is torn; a retry succeeds."""
+    name, old = saved(d, size=20 * MB, world=1)
+    sd, new = lib.fresh(), state(20 * MB, 1)
+    d.put(sd, new)
+    job = d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": sd}, "target": ref("s3", name),
+                                  "options": {"overwrite": True}}).ok(202)["id"]
+    time.sleep(when)
+    d.kill()
+    d.start()
+    ended = d.api.wait(job)
+    loads(d, name, new if ended["state"] == "succeeded" else old)
+    d.drop(sd)
+
+
+def test_tier(spawn, s3_server):
+    d = spawn(("main",), start=False, env=s3_server.environment())
+    d.storages["s3"] = f"s3://{s3_server.bucket}/{lib.fresh()}"
+    d.args += [*options(s3_server), "--tier=main=s3"]
+    d.start()
+    name, images = saved(d, storage="main")
+    record = lib.wait_for(lambda: d.api.get(d.api.storage_path("main", name)).ok(200).get("replicated"), 60, "the copy")
+    assert record["storage"] == "s3"
+    loads(d, name, images)

@@ -138,7 +138,7 @@ export function problemsOf(store) {
 			href: `#/jobs/${encodeURIComponent(job.id)}` });
 	}
 	for (const s of store.storages) {
-		if (s.state === "stalled" || s.state === "gone") list.push({ bad: true, words: `Storage ${s.name}`, detail: `is ${s.state}`,
+		if (["stalled", "gone", "unavailable"].includes(s.state)) list.push({ bad: true, words: `Storage ${s.name}`, detail: `is ${s.state}`,
 			href: "#/storages" });
 		else if (s.total_bytes > 0 && s.free_bytes / s.total_bytes < 0.03) {
 			list.push({ bad: true, words: `Storage ${s.name}`, detail: `has ${bytes(s.free_bytes)} left`, href: "#/storages" });

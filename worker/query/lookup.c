@@ -47,8 +47,10 @@ static FALLIBLE enum err probe(struct worker *w, const json_t *q, struct buf *ou
 
 	TRY(store_of(w, q, &store));
 	TRY(store->ops->probe(store, &f));
-	buf_printf(out, "{\"free_bytes\":%ju,\"total_bytes\":%ju,\"fs\":\"%s\",\"direct_io\":%s,\"rename_noreplace\":%s,"
-			"\"exchange\":%s,\"writable\":%s}", (uintmax_t)f.free_bytes, (uintmax_t)f.total_bytes, f.kind,
+	buf_puts(out, "{");
+	if (f.total_bytes)
+		buf_printf(out, "\"free_bytes\":%ju,\"total_bytes\":%ju,", (uintmax_t)f.free_bytes, (uintmax_t)f.total_bytes);
+	buf_printf(out, "\"fs\":\"%s\",\"direct_io\":%s,\"rename_noreplace\":%s,\"exchange\":%s,\"writable\":%s}", f.kind,
 		   f.direct ? "true" : "false", f.noreplace ? "true" : "false", f.exchange ? "true" : "false",
 		   f.writable ? "true" : "false");
 	return OK;

@@ -395,7 +395,8 @@ enum err s3_publish(struct staging *s, const char *replaces)
 		return ERR(INTERNAL, "the checkpoint's one file was not written");
 	TRY(given || !commit ? publish_given(s, &m, replaces) : publish_one(s, &m, commit, replaces));
 	s3_part_forget(own, m.staging, false);
-	if (!m.is_file && s3_delete(own->client, m.key, NULL)) /* a file has nothing else that tells of the job: the sweep behind it takes both */
+	/* a file has nothing else that tells of the job: the sweep behind it takes its mark and receipt */
+	if (!m.is_file && s3_delete(own->client, m.key, NULL))
 		err_clear();
 	return OK;
 }

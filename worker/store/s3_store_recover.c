@@ -10,7 +10,7 @@
 #include "store/copied.h"
 #include "store/s3_store_impl.h"
 
-enum { DEAD_MS = 15 * 60000, OTHERS_MS = 24 * 3600000, MARKS_MAX = 10000 };
+enum { DEAD_MS = 15 * 60000, OTHERS_MS = 24 * 3600000, UPLOAD_MS = 7 * 24 * 3600000, MARKS_MAX = 10000 };
 
 struct marks {
 	struct vec(char *) keys;
@@ -300,6 +300,25 @@ static FALLIBLE enum err sweep_mark(const struct store *s, const char *key, cons
 	return s3_mark_dead(s3, &m);
 }
 
+struct olds {
+	struct s3 *s3;
+	uint64_t *removed;
+};
+
+/* An upload whose mark is gone, or that never had one: a process died between. It costs money, and nobody sees it. */
+static enum err abort_old(void *user, struct str key, const char *id, int64_t begun_ms)
+{
+	const struct olds *o = user;
+	char whole[S3_PATH_MAX];
+
+	if (begun_ms <= 0 || clock_wall_ms() - begun_ms < UPLOAD_MS || key.n >= sizeof whole)
+		return OK;
+	snprintf(whole, sizeof whole, "%.*s", (int)key.n, key.p);
+	TRY(s3_upload_abort(o->s3, whole, id, NULL));
+	++*o->removed;
+	return OK;
+}
+
 enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, uint64_t *removed_out)
 {
 	CLEANUP(marks_free) struct marks all = { 0 };
@@ -309,5 +328,8 @@ enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const c
 	TRY(marks_list(s3_own(s)->client, job, &all));
 	each(k, all.keys.v, all.keys.n)
 		TRY(sweep_mark(s, *k, job ? NULL : keep, removed_out));
-	return OK;
+	if (job)
+		return OK;
+	struct olds olds = { s3_own(s)->client, removed_out };
+	return s3_uploads_list(olds.s3, "", NULL, abort_old, &olds);
 }

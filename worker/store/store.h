@@ -83,7 +83,7 @@ struct store_place {
 };
 
 struct store_facts {
-	uint64_t free_bytes, total_bytes;
+	uint64_t free_bytes, total_bytes;      /* 0, both: it has no end that can be told */
 	const char *kind;              /* "ext4", "nfs", …, "other" */
 	bool writable, direct, noreplace, exchange;
 };

@@ -120,11 +120,13 @@ def _storages(c: Client) -> List[Line]:
     out: List[Line] = []
     for s in c.storages.list():
         name = "for directory paths" if s.get("adhoc") else s["name"]
-        text = f"storage {name}: {s.get('path', '')} {s.get('fs', '')}, {s.get('free_bytes', 0) / 1e9:.1f} GB free"
-        state = s.get("state")
+        free = f", {s['free_bytes'] / 1e9:.1f} GB free" if "free_bytes" in s else ""
+        text = f"storage {name}: {s.get('path', '')} {s.get('fs', '')}{free}"
+        why = s.get("problem", {}).get("detail")
+        state = f"{s.get('state')}: {why}" if why else s.get("state")
         good = state in ("ok", "unknown")
         out.append(("ok", text, "") if good else ("fail", f"{text}, {state}", "is it mounted? `dcpctl status` says more"))
-        if state == "ok" and not s.get("direct_io", True):
+        if state == "ok" and s.get("fs") != "s3" and not s.get("direct_io", True):
             out.append(("warn", f"storage {s['name']} has no O_DIRECT", "saves go through the page cache: slower, and the memory counts"))
     return out or [("warn", "the daemon has no storage", "start it with --storage NAME=DIR, or pass directory paths")]
 
