@@ -90,8 +90,8 @@ void storage_count_io(struct storages *all, const json_t *body);
 /* One storage's share of it: so many bytes were read (or written) in this stage of a job (a short plain word), which took the job ns. */
 void storage_count_stage(struct storage *st, const char *stage, bool written, uint64_t bytes, int64_t ns);
 void storage_set_state(struct storages *all, struct storage *st, enum storage_state state);
-/* A look-up worker has answered, with e. A storage behind a network is unavailable while probes fail, for whatever reason, and ok again when
- * one does not: other questions may need less of it. */
+/* A look-up worker has answered, with e. A storage behind a network is unavailable while probes fail, for whatever reason, and ok again
+ * when one does not: other questions may need less of it. */
 void storage_answered(struct storages *all, struct storage *st, enum err e);
 /* Asks for free space again; the answer lands in the storage. fn may be NULL. */
 void storage_probe(struct storages *all, struct lookups *lookups, struct storage *st, done_fn fn, void *user);

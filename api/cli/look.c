@@ -164,8 +164,8 @@ static void print_warnings(const json_t *ready)
 int look_status(const struct command *, struct client *c, const struct args *a)
 {
 	static const char *const storages[] = { "STORAGE=name", "STATE=state", "FREE=free_bytes:bytes", "TOTAL=total_bytes:bytes",
-						"BEHIND=tier.storage", "COPIES=tier.state", "WAIT=tier.waiting", "PATH=path", "PROBLEM=problem.detail",
-						NULL };
+						"BEHIND=tier.storage", "COPIES=tier.state", "WAIT=tier.waiting", "PATH=path",
+						"PROBLEM=problem.detail", NULL };
 	static const char *const workers[] = { "WORKER=id", "PID=pid", "ROLE=role", "STATE=state", "JOB=job", NULL };
 	CLEANUP(client_drop) struct answer caps = { 0 };
 	CLEANUP(client_drop) struct answer ready = { 0 };

@@ -531,88 +531,6 @@ static void test_network(void **state)
 	expect_all(probes, sizeof probes / sizeof *probes);
 }
 
-/* ---- storages behind a network ---- */
-
-/* A listener on a port that the system chooses. */
-static int listen_on(uint16_t *port_out)
-{
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	socklen_t n = sizeof at;
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at) < 0 || listen(fd, 1) < 0 || getsockname(fd, (struct sockaddr *)&at, &n) < 0)
-		_exit(100);
-	*port_out = ntohs(at.sin_port);
-	return fd;
-}
-
-static int connect_to(uint16_t port)
-{
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons(port) };
-
-	return connect(tcp_socket(), (struct sockaddr *)&at, sizeof at);
-}
-
-static uint16_t other_port;
-
-/* The process may connect to one port, and read one file beside its root. */
-static uint16_t enter_with_storage(void)
-{
-	const struct sandbox_root roots[] = { { fx.writable.fd, true, fx.writable.path } };
-	const char *const readable[] = { "/etc/group", "/no/such/credentials", NULL };
-	uint16_t ports[2];
-
-	(void)listen_on(&ports[0]);
-	(void)listen_on(&other_port);
-	ports[1] = 443;
-	const struct sandbox_spec spec = { .roots = roots, .root_count = 1, .ports = ports, .port_count = 2, .readable = readable };
-	be_elsewhere();
-	if (sandbox_enter(&spec, &entered))
-		_exit(100);
-	return ports[0];
-}
-
-#define STORAGE_DENIED(name, call)               \
-	static int name(void)                    \
-	{                                        \
-		(void)enter_with_storage();      \
-		return denied(call);             \
-	}
-
-STORAGE_DENIED(far_unix, socket(AF_UNIX, SOCK_STREAM, 0))
-STORAGE_DENIED(far_raw, socket(AF_INET, SOCK_RAW, IPPROTO_ICMP))
-STORAGE_DENIED(far_port, connect_to(other_port))
-STORAGE_DENIED(far_listen, listen(tcp_socket(), 1))
-STORAGE_DENIED(far_bind, bind(tcp_socket(), (struct sockaddr *)&well_known, sizeof well_known))
-STORAGE_DENIED(far_file, open("/etc/passwd", O_RDONLY))
-STORAGE_DENIED(far_write, open("/etc/group", O_WRONLY))
-
-static int reaches_its_storage(void)
-{
-	uint16_t port = enter_with_storage();
-
-	if (connect_to(port) < 0)
-		return 1;
-	if (entered.landlock_abi > 0 && (open("/etc/group", O_RDONLY) < 0 || open("/etc/hosts", O_RDONLY) < 0))
-		return 2;
-	return socket(AF_INET, SOCK_DGRAM, 0) < 0 ? 3 : 0;
-}
-
-static void test_storage_behind_a_network(void **state)
-{
-	static const struct denied probes[] = {
-		{ "unix socket", far_unix, NOTHING }, { "raw socket", far_raw, NOTHING }, { "another port", far_port, LANDLOCK_4 },
-		{ "listen", far_listen, NOTHING }, { "bind", far_bind, NOTHING }, { "another file", far_file, LANDLOCK },
-		{ "writing", far_write, NOTHING },
-	};
-
-	(void)state;
-	expect("its storage", reaches_its_storage);
-	if (SANITIZED)
-		skip();
-	expect_all(probes, sizeof probes / sizeof *probes);
-}
-
 /* ---- with shared memory: the arena is handed over before, as a descriptor ---- */
 
 static void no_network_before(struct t_group *g, uint32_t rank)
@@ -794,7 +712,7 @@ int main(void)
 		cmocka_unit_test(test_deadly),
 		cmocka_unit_test(test_work_goes_on),
 		cmocka_unit_test(test_entering),
-		cmocka_unit_test(test_network), cmocka_unit_test(test_storage_behind_a_network),
+		cmocka_unit_test(test_network),
 		cmocka_unit_test(test_shared_memory),
 		cmocka_unit_test(test_capabilities_of_a_user),
 		cmocka_unit_test(test_mounts_that_come_later),
