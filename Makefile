@@ -12,6 +12,8 @@
 .DEFAULT_GOAL := all
 SHELL := /bin/bash
 comma := ,
+empty :=
+space := $(empty) $(empty)
 Q := $(if $(V),,@)
 say = $(if $(V),@:,@printf '  %-8s %s\n')
 
@@ -40,6 +42,7 @@ FORTIFY := $(if $(SAN)$(FUZZ),,-D_FORTIFY_SOURCE=2)
 VERSION := $(shell cat VERSION 2>/dev/null || echo 0.0.0)
 CFLAGS ?= -O2 -g
 PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
 ALL_CFLAGS = -std=gnu17 -D_GNU_SOURCE $(CFLAGS) $(WARN) $(HARDEN) $(PIC) $(FORTIFY) $(SANFLAGS) -pthread -MMD -MP \
              -Iworker -I. -Itests -DDCPD_VERSION='"$(VERSION)"' $(if $(FAULTS),-DDCPD_FAULTS) $(PKG_CFLAGS)
 LDFLAGS_ALL = -pie -Wl,-z,relro,-z,now -rdynamic $(SANFLAGS) -pthread $(LDFLAGS)
@@ -64,6 +67,8 @@ BUILD_DEBS := gcc libc6-dev make pkg-config libmicrohttpd-dev libevent-dev libja
               libcurl4-openssl-dev libacl1-dev libsodium-dev libexpat1-dev libssl-dev
 TEST_DEBS := g++ locales libcmocka-dev python3 python3-venv python3-yaml strace chromium
 BENCH_DEBS := fio wrk zstd python3 python3-venv
+DEB_DEBS := debhelper dh-python dpkg-dev fakeroot
+DEPLOY_DEBS := lintian debootstrap
 FUZZ_DEBS := clang libclang-rt-14-dev
 
 .PHONY: quickstart
@@ -195,11 +200,12 @@ wheel: ## the Python package as build/wheel/dcpd-*.whl, without network
 .PHONY: install
 install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)install -D -t $(DESTDIR)$(PREFIX)/bin $(BIN)/dcpd $(BIN)/dcpd-worker $(BIN)/dcpctl
-	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib $(CLIB)
-	$(Q)ln -sf libdcp.so.0 $(DESTDIR)$(PREFIX)/lib/libdcp.so
+	$(Q)install -D -m 644 -t $(DESTDIR)$(LIBDIR) $(CLIB)
+	$(Q)ln -sf libdcp.so.0 $(DESTDIR)$(LIBDIR)/libdcp.so
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/include api/c/dcp.h
-	$(Q)install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	$(Q)sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@PRIVATE@|$(CLIB_LIBS)|' api/c/dcp.pc.in >$(DESTDIR)$(PREFIX)/lib/pkgconfig/dcp.pc
+	$(Q)install -d $(DESTDIR)$(LIBDIR)/pkgconfig
+	$(Q)sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|; s|@PRIVATE@|$(CLIB_LIBS)|' api/c/dcp.pc.in \
+	  >$(DESTDIR)$(LIBDIR)/pkgconfig/dcp.pc
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd README.md $(wildcard api/openapi.yaml api/*.md deploy/tuning.md)
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd/transforms api/transforms/*.json
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/dcpd/examples api/c/examples/*.c
@@ -215,6 +221,23 @@ install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)install -D -m 644 deploy/dcpd.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/dcpd.conf
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd deploy/prometheus/rules.yml deploy/grafana/dcpd.json
 	$(Q)for f in $(wildcard deploy/dcpd.conf); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd $$f; done
+
+# Debian's tools want a folder debian/: one is made of deploy/debian and of the files that systemd hosts without packages use.
+DEB := build/deb/dcpd
+.PHONY: deb
+deb: ## Debian packages of dcpd, libdcp and the Python client, in build/deb
+	$(Q)deploy/deps.sh $(BUILD_DEBS) $(DEB_DEBS)
+	$(Q)rm -rf build/deb && mkdir -p $(DEB) && cp -r deploy/debian $(DEB)/
+	$(Q)cp deploy/dcpd.conf $(DEB)/
+	$(Q)cp deploy/dcpd.service $(DEB)/debian/dcpd.service
+	$(Q)cp deploy/dcpd.sysusers.conf $(DEB)/debian/dcpd.sysusers
+	$(Q)cp deploy/dcpd.tmpfiles.conf $(DEB)/debian/dcpd.tmpfiles
+	$(Q)sed -i 's|@BUILD_DEBS@|$(subst $(space),$(comma) ,$(filter-out gcc libc6-dev make,$(BUILD_DEBS)))|' $(DEB)/debian/control
+	$(Q)cat deploy/debian/copyright LICENCES.md >$(DEB)/debian/copyright
+	$(Q)printf 'dcpd (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- dcpd maintainers <maintainers@dcpd.example>  %s\n' '$(VERSION)' \
+	  "$$(date -R -u -d @$${SOURCE_DATE_EPOCH:-$$(date +%s)})" >$(DEB)/debian/changelog
+	$(Q)cd $(DEB) && TOP='$(CURDIR)' CC='$(CC)' MAKEFLAGS= dpkg-buildpackage -us -uc -b >../build.log 2>&1 || { tail -30 ../build.log; exit 1; }
+	$(Q)cd build/deb && ls *.deb
 
 .PHONY: clean
 clean: ## remove what was built
@@ -279,6 +302,14 @@ check-full: ## everything: more PyTorch versions, 8 GiB reshards, hundreds of ki
 .PHONY: check-fresh
 check-fresh: ## quickstart and check in a bare Debian 12 that debootstrap makes, from a tree that is no repository (needs root)
 	$(Q)tests/fresh.sh
+
+.PHONY: check-deploy
+check-deploy: ## the Debian packages in a clean Debian 12 (needs root), and the containers where there is Docker
+	$(Q)$(MAKE) --no-print-directory deb
+	$(Q)deploy/deps.sh $(DEPLOY_DEBS)
+	$(Q)lintian --fail-on error,warning build/deb/*.changes
+	$(Q)tests/e2e/deb.sh
+	$(Q)$(PYTEST) -rs tests/e2e/test_deploy.py
 
 .PHONY: tidy
 tidy: $(LIB)/libdcp.a $(LIB)/libdcpd.a ## the house rules: who includes whom, names, sizes, banned calls, error codes
