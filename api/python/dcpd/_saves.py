@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 import time
 from concurrent.futures import Future
@@ -19,6 +20,11 @@ from .future import SaveFuture
 
 log = logging.getLogger("dcpd")
 POLICY_S = 30  # that the end of a training waits for removals
+
+
+def _matches(glob: str, run: str) -> bool:
+    """`*` stands for any characters, as in the daemon."""
+    return re.fullmatch(".*".join(re.escape(part) for part in glob.split("*")), run, re.DOTALL) is not None
 
 
 class Saves:
@@ -49,6 +55,16 @@ class Saves:
             return False
         self._policy = place.client, name
         return True
+
+    def policy_of(self, target: _where.Target) -> Optional[str]:
+        """The name of a retention policy that is for the target's run; None: there is none."""
+        try:
+            place = _where.resolve(target, self._client)
+            policies = place.client.policies.list()
+        except errors.NotFound:  # no such place, or a daemon that knows no policies
+            return None
+        run = place.name.rpartition("/")[0] or "-"
+        return next((p["name"] for p in policies if p["storage"] == place.storage and _matches(p["match"], run)), None)
 
     def _settle_policy(self) -> None:
         """Waits a while until all has gone that may go."""

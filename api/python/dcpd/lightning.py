@@ -16,7 +16,7 @@ from typing import Any, Dict, Optional
 import torch
 
 from . import _exact, _load, _where
-from ._saves import Saves
+from ._saves import Saves, log
 from .client import Client
 
 if "lightning.fabric" not in sys.modules and ("lightning_fabric" in sys.modules or "pytorch_lightning" in sys.modules):
@@ -47,12 +47,13 @@ class DcpdCheckpointIO(CheckpointIO):  # type: ignore[misc,unused-ignore]
     """Saves, loads and removes Lightning's checkpoints by dcpd.
 
     wait: save_checkpoint returns when the checkpoint is durable, not when the copy is done. options: as for `dcpd.async_save`; an
-    existing checkpoint of the name is replaced, as Lightning expects. For strategies whose rank 0 saves (one device, DDP); those that
-    shard (FSDP, ModelParallel) write distributed checkpoints by themselves.
+    existing checkpoint of the name is replaced, as Lightning expects. removes: whether what ModelCheckpoint wants to remove is removed;
+    None: unless a retention policy (`dcpctl policies`) is for the run, which then decides alone. For strategies whose rank 0 saves (one
+    device, DDP); those that shard (FSDP, ModelParallel) write distributed checkpoints by themselves.
     """
 
-    def __init__(self, *, wait: bool = False, client: Optional[Client] = None, **options: Any) -> None:
-        self._wait, self._options, self._saves = wait, options, Saves(client)
+    def __init__(self, *, wait: bool = False, removes: Optional[bool] = None, client: Optional[Client] = None, **options: Any) -> None:
+        self._wait, self._removes, self._options, self._saves = wait, removes, options, Saves(client)
 
     def save_checkpoint(self, checkpoint: Dict[str, Any], path: _where.Target, storage_options: Optional[Any] = None) -> None:
         """storage_options: a dict that goes before the options of the plugin. Raises what an earlier save failed with."""
@@ -78,9 +79,13 @@ class DcpdCheckpointIO(CheckpointIO):  # type: ignore[misc,unused-ignore]
         return _exact.unpack(got)
 
     def remove_checkpoint(self, path: _where.Target) -> None:
-        """Removes it once all saves before are durable; returns at once."""
+        """Removes it once all saves before are durable, unless a policy decides (`removes`); returns at once."""
         if not _where.is_reference(path) and (os.path.islink(path) or os.path.isfile(path)):
             os.remove(path)
+            return
+        policy = self._saves.policy_of(path) if self._removes is None else None
+        if policy or self._removes is False:
+            log.info("dcpd: %s stays as far as Lightning goes: %s", path, f"the policy {policy} decides" if policy else "removes=False")
         else:
             self._saves.remove(path)
 
