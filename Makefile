@@ -153,6 +153,9 @@ $(BIN)/dcpd-worker: $(call obj,worker/main.c) $(LIB)/libdcp.a
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(ENGINE_LIBS)
 
+# Its text is inside.
+$(O)/api/cli/explain.o: api/errors.md
+
 $(BIN)/dcpctl: $(call obj,api/cli/main.c $(CTL_SRC)) $(LIB)/libdcp.a
 	$(say) LINK $@
 	@mkdir -p $(@D)

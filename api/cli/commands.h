@@ -28,17 +28,28 @@ bool commands_option(const struct command *k, unsigned index, struct command_opt
 /* help.c */
 void help_all(void);
 void help_command(const struct command *k);
-void help_manual(void);                                                 /* dcpctl(1), as roff */
+
 /* complete.c */
-int complete_script(const char *shell);                                 /* the exit code */
 int complete_line(const char *line);
 
+/* help.c, complete.c: they need no daemon */
+command_fn help_manual, complete_script;
 /* jobs.c. A kind's command has its name, but for cp, which replicates. */
 const char *jobs_command(enum job_kind kind);
 bool jobs_kind(const char *command, enum job_kind *out);
 command_fn jobs_submit, jobs_check, jobs_list, jobs_one, jobs_act, jobs_events;
 /* look.c */
 command_fn look_status, look_ls, look_show, look_rm, look_hold, look_lineage, look_runs, look_alias, look_transforms, look_audit;
+/* Appends "/v1/checkpoints/main/run1%2Fa" or "/v1/state-dicts/x", and `rest`; ends the path. */
+FALLIBLE enum err look_path(struct buf *b, const char *ref, const char *rest);
+void look_print_run(const json_t *run);
+/* tree.c, plot.c, explain.c, top.c, watch.c */
+command_fn tree_show, plot_show, explain_code, top_show, watch_one;
+struct watch_wishes {
+	int64_t every_ms;           /* --interval */
+	uint64_t count;             /* --count; 0: without end */
+};
+FALLIBLE enum err watch_wishes(const struct args *a, struct watch_wishes *out);
 /* resume.c */
 command_fn resume_print;
 /* keep.c */

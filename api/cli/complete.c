@@ -41,8 +41,9 @@ static const char fish_script[] =
 	"# Completions of dcpctl for fish: `dcpctl completion fish` prints them.\n"
 	"complete -c dcpctl -f -a '(dcpctl __complete (commandline -cp) 2>/dev/null)'\n";
 
-int complete_script(const char *shell)
+int complete_script(const struct command *, struct client *, const struct args *a)
 {
+	const char *shell = a->words[0];
 	static const struct {
 		const char *name, *text;
 	} all[] = { { "bash", bash_script }, { "zsh", zsh_script }, { "fish", fish_script } };

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "api/cli/explain.h"
 #include "api/cli/show.h"
 #include "api/cli/term.h"
 #include "base/clock.h"
@@ -47,14 +48,25 @@ static int exit_of(enum err e)
 	}
 }
 
+/* The next step, for somebody who reads it: a script's log has the code. */
+static void advise(const char *code)
+{
+	struct str what, remedy;
+
+	if (term_is(stderr) && explain_find(code, &what, &remedy))
+		show_note("to do: %.*s\n", (int)remedy.n, remedy.p);
+}
+
 int follow_failed(const struct client *c, enum err e)
 {
 	if (client_json && c && client_problem(c))
 		show_json(client_problem(c));
 	if (c && client_unreachable(c))
-		show_note("dcpctl: %s\n", err_last()->text);
+		show_note("dcpctl: %s; is dcpd running (dcpd --storage main=DIR), and DCPD_URL or --url its address?\n", err_last()->text);
 	else
 		show_error();
+	if (!(c && client_unreachable(c)))
+		advise(err_code_name(e));
 	if (e == ERR_TIMED_OUT)
 		return EXIT_TIMED_OUT;
 	int code = exit_of(e);
@@ -434,9 +446,10 @@ static int follow_end(const json_t *job, bool json)
 	}
 	if (ok)
 		return ending && ending->good && !json_is_true(json_object_get(result, ending->good)) ? EXIT_DIFFERS : EXIT_DONE;
-	if (json_object_get(job, "error"))
+	if (json_object_get(job, "error")) {
 		show_problem(json_object_get(job, "error"));
-	else
+		advise(show_text(job, "error.code"));
+	} else
 		show_note("dcpctl: job %s is %s\n", show_text(job, "id"), state);
 	return strcmp(show_text(job, "error.code"), "not_found") == 0 ? EXIT_NOT_FOUND : EXIT_JOB_FAILED;
 }

@@ -162,7 +162,7 @@ static void roff_end(void)
 	     ".fi\n.SH SEE ALSO\n.BR dcpd (8),\n.BR dcpd.conf (5)");
 }
 
-void help_manual(void)
+int help_manual(const struct command *, struct client *, const struct args *)
 {
 	struct command k;
 	struct command_option o;
@@ -188,4 +188,5 @@ void help_manual(void)
 	     "to leave it running.");
 	roff_job_options();
 	roff_end();
+	return EXIT_DONE;
 }

@@ -11,8 +11,7 @@
 
 enum { PAGE = 1000, AUDIT_SHOWN = 100 };
 
-/* "/v1/checkpoints/main/run1%2Fa" or "/v1/state-dicts/x", and `rest`. */
-static FALLIBLE enum err put_path(struct buf *b, const char *ref, const char *rest)
+FALLIBLE enum err look_path(struct buf *b, const char *ref, const char *rest)
 {
 	const char *colon = strchr(ref, ':');
 
@@ -247,7 +246,7 @@ static FALLIBLE enum err show_tensors(struct client *c, const char *ref, const c
 	CLEANUP(jval_drop) json_t *all = json_array();
 	CLEANUP(jval_drop) json_t *others = json_array();
 
-	TRY(put_path(&path, ref, "/tensors"));
+	TRY(look_path(&path, ref, "/tensors"));
 	TRY(look_all(c, (char *)path.p, "tensors", all));
 	if (!json)
 		TRY(look_all(c, (char *)path.p, "values", others));
@@ -393,7 +392,7 @@ int look_show(const struct command *, struct client *c, const struct args *a)
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
 	const char *glob = args_value(a, "tensors");
 	bool json = args_flag(a, "json");
-	enum err e = glob ? show_tensors(c, a->words[0], glob, json) : put_path(&path, a->words[0], "");
+	enum err e = glob ? show_tensors(c, a->words[0], glob, json) : look_path(&path, a->words[0], "");
 
 	if (e)
 		return follow_failed(c, e);
@@ -417,7 +416,7 @@ int look_lineage(const struct command *, struct client *c, const struct args *a)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
 	enum err e = args_is_shm(a->words[0]) ? ERR(INVALID_REQUEST, "only checkpoints have a lineage, and %s is a state dict", a->words[0])
-					      : put_path(&path, a->words[0], "/lineage");
+					      : look_path(&path, a->words[0], "/lineage");
 
 	return e ? follow_failed(c, e) : follow_show(c, &path, args_flag(a, "json"), print_lineage);
 }
@@ -451,7 +450,7 @@ int look_rm(const struct command *, struct client *c, const struct args *a)
 	bool yes = true;
 	char id[64];
 	const char *trash = args_value(a, "trash");
-	enum err e = put_path(&path, a->words[0], "");
+	enum err e = look_path(&path, a->words[0], "");
 
 	if (e == OK && trash && args_is_shm(a->words[0]))
 		e = ERR(INVALID_REQUEST, "--trash is for checkpoints, and %s is a state dict", a->words[0]);
@@ -517,7 +516,7 @@ static void print_course(const json_t *run)
 }
 
 /* "STEP NAME …" of the newest checkpoints, below what is said of the whole run. */
-static void print_run(const json_t *run)
+void look_print_run(const json_t *run)
 {
 	static const char *const columns[] = { "STEP=step", "NAME=name", "FORMAT=format", "SIZE=bytes:bytes", "MODIFIED=modified_at",
 					       "VERIFIED=verified:verdict", "HELD=hold.since", NULL };
@@ -586,7 +585,7 @@ int look_runs(const struct command *, struct client *c, const struct args *a)
 	if (limit)
 		buf_printf(&path, "%cpage_size=%ju", memchr(path.p, '?', path.len) ? '&' : '?', (uintmax_t)limit);
 	e = e ?: client_end(&path);
-	return e ? follow_failed(c, e) : follow_show(c, &path, args_flag(a, "json"), print_run);
+	return e ? follow_failed(c, e) : follow_show(c, &path, args_flag(a, "json"), look_print_run);
 }
 
 int look_alias(const struct command *, struct client *c, const struct args *a)
@@ -632,7 +631,7 @@ int look_hold(const struct command *self, struct client *c, const struct args *a
 	CLEANUP(client_drop) struct answer got = { 0 };
 	const char *reason = args_value(a, "reason");
 	enum err e = args_is_shm(a->words[0]) ? ERR(INVALID_REQUEST, "only checkpoints are held, and %s is a state dict", a->words[0])
-					      : put_path(&path, a->words[0], "/hold");
+					      : look_path(&path, a->words[0], "/hold");
 
 	if (e == OK && reason && json_object_set_new(body, "reason", json_string(reason)) != 0)
 		e = ERR(INVALID_REQUEST, "--reason is not UTF-8");

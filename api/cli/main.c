@@ -33,13 +33,10 @@ static int run(const struct command *k, int argc, char *const *argv)
 	}
 	if (a.word_count < k->words_min || a.word_count > k->words_max)
 		return usage(k);
-	if (!k->run) { /* it needs no daemon */
-		if (k->words_max)
-			return complete_script(a.words[0]);
-		help_manual();
-		return EXIT_DONE;
-	}
-	e = show_set(args_value(&a, "output"), args_value(&a, "columns"));
+	const char *form = args_value(&a, "output");
+	bool json = args_flag(&a, "json");
+	e = json && form && strcmp(form, "json") != 0 ? ERR(INVALID_REQUEST, "--json is --output json: give one form") :
+							show_set(json ? "json" : form, args_value(&a, "columns"));
 	if (e) {
 		show_error();
 		return EXIT_USAGE;

@@ -10,6 +10,7 @@
 #include <wchar.h>
 
 static bool utf8, colours;
+static FILE *stands_for_stdout;
 
 void term_start(void)
 {
@@ -21,9 +22,19 @@ void term_start(void)
 	colours = !(none && none[0]) && term && term[0] && strcmp(term, "dumb") != 0;
 }
 
+void term_stands_for_stdout(FILE *f)
+{
+	stands_for_stdout = f;
+}
+
+static int fd_of(FILE *f)
+{
+	return f == stands_for_stdout ? STDOUT_FILENO : fileno(f);
+}
+
 bool term_is(FILE *f)
 {
-	return isatty(fileno(f));
+	return isatty(fd_of(f));
 }
 
 bool term_utf8(void)
@@ -35,7 +46,14 @@ unsigned term_columns(FILE *f)
 {
 	struct winsize w;
 
-	return ioctl(fileno(f), TIOCGWINSZ, &w) == 0 && w.ws_col > 20 ? w.ws_col : 80;
+	return ioctl(fd_of(f), TIOCGWINSZ, &w) == 0 && w.ws_col > 20 ? w.ws_col : 80;
+}
+
+unsigned term_rows(FILE *f)
+{
+	struct winsize w;
+
+	return ioctl(fd_of(f), TIOCGWINSZ, &w) == 0 && w.ws_row > 3 ? w.ws_row : 24;
 }
 
 const char *term_colour(FILE *f, enum term_colour c)

@@ -9,6 +9,8 @@ void term_start(void);                      /* reads locale and environment: onc
 bool term_is(FILE *f);
 bool term_utf8(void);                       /* may boxes be drawn? */
 unsigned term_columns(FILE *f);             /* 80 if f is no terminal */
+unsigned term_rows(FILE *f);                /* 24 */
+void term_stands_for_stdout(FILE *f);       /* a memory stream that is to look as stdout would; NULL: none */
 /* The escape sequence, or "" where colours are not wanted: no terminal, NO_COLOR is set, or TERM is dumb. */
 const char *term_colour(FILE *f, enum term_colour c);
 size_t term_width(const char *p, size_t n);                     /* columns that a clean text takes */
