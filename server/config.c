@@ -53,6 +53,8 @@ static const struct option table[] = {
 	{ "tls-key", TEXT, AT(tls_key), NULL, "FILE", "PEM key for the TCP listeners" },
 	{ "insecure-http", FLAG, AT(insecure_http), "false", NULL, "allow TCP beyond loopback without TLS" },
 	{ "log-format", FORMAT, AT(log_json), "logfmt", "logfmt|json", "form of the log lines on standard error" },
+	{ "otlp-endpoint", TEXT, AT(otlp_endpoint), NULL, "URL",
+	  "OpenTelemetry collector that gets a span of each job and of its stages, such as http://localhost:4318" },
 	{ "web-root", TEXT, AT(web_root), NULL, "DIR", "serve the page's files from here, not from inside the program" },
 	{ "worker-path", TEXT, AT(worker_path), NULL, "FILE", "the worker program; default dcpd-worker beside this program" },
 	{ "io-engine", ENGINE, AT(io_engine), "auto", "auto|io_uring|threads", "how workers read and write" },

@@ -46,6 +46,7 @@ struct config {
 	char *tls_cert, *tls_key;              /* NULL: none */
 	bool insecure_http;
 	bool log_json;
+	char *otlp_endpoint;                   /* NULL: no traces */
 	char *web_root;                        /* NULL: the files inside the binary */
 	bool check_config, print_config, help, version;
 	char *manual;                          /* "8", "5": the page to print; NULL: none */

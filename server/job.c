@@ -134,6 +134,7 @@ void job_free(struct job *j)
 	spec_free(&j->spec);
 	json_decref(j->progress_ranks);
 	json_decref(j->stages);
+	json_decref(j->trace);
 	json_decref(j->result);
 	json_decref(j->error);
 	json_decref(j->error_more);
@@ -282,6 +283,7 @@ static FALLIBLE enum err make_text(struct job *j, enum job_state state)
 		put_json(b, shown[i], json_object_get(j->request, shown[i]));
 	put_json(b, "stages", j->stages);
 	put_json(b, "parent", j->parent);
+	put_json(b, "trace", j->trace);
 	put_json(b, "spec", j->request);
 	if (job_state_ended(state)) { /* while it ends, they are there but not yet on disk */
 		put_json(b, "result", j->result);
@@ -412,6 +414,7 @@ static void read_doc(struct job *j, const json_t *doc)
 	j->error = json_incref(json_object_get(doc, "error"));
 	j->parent = json_incref(json_object_get(doc, "parent"));
 	j->stages = json_incref(json_object_get(doc, "stages"));
+	j->trace = json_incref(json_object_get(doc, "trace"));
 	j->cancel_wanted = json_is_true(json_object_get(doc, "cancelling"));
 	if (json_is_integer(json_object_get(doc, "retries_left")))
 		j->retries_left = (int)read_number(doc, "retries_left");

@@ -17,6 +17,7 @@
 #include "server/parts.h"
 #include "server/storage.h"
 #include "server/tier.h"
+#include "server/trace.h"
 
 enum { KEY_MAX = 255, DRY_RUNS_MAX = 64, PROBE_FRESH_MS = 2000, ALIASED_MAX = 64 };
 
@@ -524,6 +525,17 @@ static FALLIBLE enum err check_aliases(const struct creation *c)
 	return OK;
 }
 
+/* The caller's trace, else, where spans are sent, one of the job's own. The log tells which request made which job. */
+static void begin_trace(struct job *j, const struct job_request *rq)
+{
+	if (j->dry_run)
+		return;
+	j->trace = trace_of_caller(rq->traceparent);
+	if (!j->trace && j->server->config->otlp_endpoint)
+		j->trace = trace_new();
+	log_info("job created", "job", j->id, "kind", kind_of(j->kind)->name, "request", rq->request_id, "trace", job_trace_id(j), NULL);
+}
+
 static void begin(struct server *s, const struct job_request *asked, struct creation *c)
 {
 	struct job_request own = *asked, *rq = &own;
@@ -544,6 +556,7 @@ static void begin(struct server *s, const struct job_request *asked, struct crea
 	c->job->dry_run = c->planned != NULL;
 	c->job->planned = c->planned;
 	c->job->planned_user = c->user;
+	begin_trace(c->job, rq);
 	c->job->stage[0] = '\0';
 	job_live_add(c->job);
 	if (c->planned)

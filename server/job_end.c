@@ -75,7 +75,7 @@ void job_set_state(struct job *j, enum job_step step, enum job_state state, cons
 		enter_stage(j);
 	job_changed(j);
 	if (new_state && !j->dry_run)
-		log_info("job state", "job", j->id, "state", job_state_text(state), NULL);
+		log_info("job state", "job", j->id, "state", job_state_text(state), "trace", job_trace_id(j), NULL);
 	job_emit_state(j);
 	if (write && j->in_journal)
 		job_write(j, NULL, NULL);
@@ -198,7 +198,7 @@ static void announce(struct job *j)
 	const struct ref *target = &j->spec.target;
 
 	log_info("job ended", "job", j->id, "kind", kind_of(j->kind)->name, "state", job_state_text(j->state), "code",
-		 j->error ? json_string_value(json_object_get(j->error, "code")) : "ok", NULL);
+		 j->error ? json_string_value(json_object_get(j->error, "code")) : "ok", "trace", job_trace_id(j), NULL);
 	snprintf(labels, sizeof labels, "kind=\"%s\",outcome=\"%s\"", kind_of(j->kind)->name, job_state_text(j->state));
 	metrics_add(s->metrics, "dcpd_jobs_total", labels, 1);
 	snprintf(labels, sizeof labels, "kind=\"%s\"", kind_of(j->kind)->name);

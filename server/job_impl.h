@@ -56,6 +56,7 @@ struct job {
 	bool dry_run, cancel_wanted, commit_asked, commit_allowed, stalled, in_journal;
 	json_t *request, *progress_ranks, *result, *error;
 	json_t *stages;             /* [{"stage","at"}] of this attempt, the first 32; NULL: none yet */
+	json_t *trace;              /* ids of its span (trace.h); NULL: of no trace */
 	json_t *parent;             /* of a chain's step: which one; NULL: of none */
 	const char *verdict;        /* "verified", "damaged" …, found out by this attempt; NULL: nothing. Set at its end */
 	struct spec spec;           /* the request as C, which points into it */
@@ -126,6 +127,10 @@ void job_take_up(struct job *j, enum job_state state);      /* of a new record o
 /* ---- job.c: records ---- */
 FALLIBLE enum err job_alloc(struct server *s, enum job_kind kind, const json_t *spec, uid_t uid, struct job **out); /* in no list */
 void job_free(struct job *j);
+static inline const char *job_trace_id(const struct job *j)      /* NULL: it is of no trace */
+{
+	return json_string_value(json_object_get(j->trace, "trace_id"));
+}
 FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out);      /* from memory or from the journal */
 void job_live_add(struct job *j);
 void job_live_remove(struct job *j);

@@ -7,6 +7,7 @@
 #include "base/num.h"
 #include "server/job_impl.h"
 #include "server/parts.h"
+#include "server/trace.h"
 
 static FALLIBLE enum err find_owned(struct server *s, const struct principal *who, struct str id, struct job **out)
 {
@@ -95,6 +96,7 @@ static void reset(struct job *j)
 	json_decref(j->progress_ranks);
 	json_decref(j->stages);
 	j->error = j->result = j->progress_ranks = j->stages = NULL;
+	trace_again(j->trace);
 	j->attempt++;
 	j->cancel_wanted = j->commit_asked = j->stalled = false;
 	j->bytes_done = j->bytes_total = 0;

@@ -63,6 +63,7 @@ static const struct family {
 	{ "dcpd_journal_commits_total", COUNTER, "group commits of the journal" },
 	{ "dcpd_journal_writable", GAUGE, "0 while the state directory is full and dcpd is read-only" },
 	{ "dcpd_journal_waiting", GAUGE, "transactions that wait for the disk" },
+	{ "dcpd_trace_spans_total", COUNTER, "spans of jobs, by outcome: sent to the collector, or dropped" },
 	{ "dcpd_http_requests_total", COUNTER, "answers by route, method and class of status" },
 	{ "dcpd_http_request_duration_seconds", HISTOGRAM, "from the first byte to the answer" },
 	{ "dcpd_http_connections", GAUGE, "open connections" },

@@ -35,6 +35,7 @@
 #include "server/storage.h"
 #include "server/sweep.h"
 #include "server/tier.h"
+#include "server/tracer.h"
 #include "server/trash_care.h"
 #include "server/unread.h"
 #include "server/verdict.h"
@@ -111,6 +112,7 @@ static void on_job_ended(struct job *j)
 	webhooks_wake(j->server);
 	chains_wake(j->server, j->id);
 	flushers_note(j->server->flushers, j);
+	tracer_job_ended(j->server->tracer, j);
 }
 
 static void on_happens(struct server *s, struct journal_txn *t, const struct happening *h)
@@ -178,6 +180,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(sweeps_new(&(struct sweep_parts){ s->loop, s->journal, s->storages, s->lookups, s->state_dicts, s->jobs }, &s->sweeps));
 	TRY(webhooks_new(s));
 	TRY(chains_new(s));
+	TRY(tracer_new(s, &s->tracer));
 	TRY(jobs_recover(s));
 	TRY(state_dict_orphans_start(s));
 	TRY(flushers_new(s, &s->flushers));
@@ -241,6 +244,7 @@ void server_free(struct server *s)
 	devices_free(s->devices);
 	workers_free(s->workers);
 	policy_all_free(s->policies);
+	tracer_free(s->tracer);
 	jobs_free(s->jobs);
 	state_dicts_free(s->state_dicts);
 	sweeps_free(s->sweeps);

@@ -109,9 +109,11 @@ static FALLIBLE enum err set_up(struct transfer *t)
 	CURL *c = t->easy;
 
 	TRY(add_header(t, "Content-Type", "application/json"));
-	TRY(add_header(t, "Dcpd-Delivery", p->delivery));
 	TRY(add_header(t, "Expect", ""));
-	TRY(sign(t));
+	if (p->delivery)
+		TRY(add_header(t, "Dcpd-Delivery", p->delivery));
+	if (p->secret)
+		TRY(sign(t));
 	CURLcode bad = curl_easy_setopt(c, CURLOPT_URL, p->url);
 	bad = bad ?: curl_easy_setopt(c, CURLOPT_PROTOCOLS_STR, "http,https");
 	bad = bad ?: curl_easy_setopt(c, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)p->body.n);

@@ -12,8 +12,8 @@ struct webhook_parcel {
 	struct webhook_parcel *next;   /* the sender's */
 	struct webhook_sender *sender;
 	/* set by the caller; borrowed until the callback */
-	const char *url, *secret;      /* secret: its name */
-	const char *delivery;          /* its id */
+	const char *url, *secret;      /* secret: its name; NULL: the body is not signed */
+	const char *delivery;          /* its id, or NULL */
 	struct str body;
 	void (*fn)(struct webhook_parcel *p);  /* from the loop, exactly once, unless the sender is freed before */
 	/* the outcome */

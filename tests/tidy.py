@@ -54,7 +54,7 @@ LAYERS = {"base", "os", "tensor", "spec", "ctl", "plan", "format", "device", "co
 # files that only add words to it, too (journal: journal_read). Headers stand where the lowest of the files that they declare does.
 ORDER = {
     "server": """
-        service_clock principal parts.h errdoc table webhook_address webhook_sign config gang_rendezvous
+        service_clock principal trace parts.h errdoc table webhook_address webhook_sign config gang_rendezvous
         loop
         events metrics unread
         journal_read
@@ -93,6 +93,7 @@ ORDER = {
         job_create job_ops
         job_all
         webhook_queue webhook
+        tracer
         chain_set chain
         flusher
         sweep

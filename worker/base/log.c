@@ -64,7 +64,8 @@ static void put_pairs(struct buf *line, va_list ap)
 {
 	for (const char *key = va_arg(ap, const char *); key; key = va_arg(ap, const char *)) {
 		const char *value = va_arg(ap, const char *);
-		put_pair(line, key, value ? value : "");
+		if (value)
+			put_pair(line, key, value);
 	}
 }
 
