@@ -60,10 +60,10 @@ static void choose_dims(const json_t *tensor, size_t dims[2])
 	dims[1] = n == 0 ? DIMS_MAX : n == 1 ? 0 : most < second ? second : most;
 }
 
-/* Scales an index to an axis of so many cells. */
+/* Scales an index to an axis of so many cells; beyond its end it is cells + 1, whatever a daemon says of a chunk. */
 static unsigned place(uint64_t index, uint64_t size, unsigned cells)
 {
-	return size ? (unsigned)((double)index / (double)size * cells + 0.5) : 0;
+	return index > size ? cells + 1 : size ? (unsigned)((double)index / (double)size * cells + 0.5) : 0;
 }
 
 static void draw_box(struct canvas *c, const struct box *b, const uint64_t sizes[2])
@@ -71,7 +71,8 @@ static void draw_box(struct canvas *c, const struct box *b, const uint64_t sizes
 	unsigned y0 = place(b->at[0], sizes[0], c->h), y1 = place(b->at[0] + b->size[0], sizes[0], c->h);
 	unsigned x0 = place(b->at[1], sizes[1], c->w), x1 = place(b->at[1] + b->size[1], sizes[1], c->w);
 
-	if (y1 > c->h || x1 > c->w || y0 == y1 || x0 == x1) /* it has nothing, or is too thin to be seen */
+	/* It has nothing, is too thin to be seen, or lies elsewhere. */
+	if (y0 >= y1 || x0 >= x1 || y1 > c->h || x1 > c->w)
 		return;
 	for (unsigned x = x0; x <= x1; x++) {
 		c->lines[y0][x] |= (unsigned char)((x > x0 ? LEFT : 0) | (x < x1 ? RIGHT : 0));
