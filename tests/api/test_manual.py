@@ -46,10 +46,10 @@ def test_help_of_every_command():
 
 
 def test_manual_of_the_daemon():
-    keys = re.findall(r"^  --([a-z-]+)", said("--help", program="dcpd"), re.M)
+    keys = re.findall(r"^  --([a-z0-9-]+)", said("--help", program="dcpd"), re.M)
     eighth, fifth = (said("--manual", n, program="dcpd").replace("\\-", "-") for n in (8, 5))
-    assert re.findall(r"^\.TP\n\\fB--([a-z-]+)\\fR", eighth, re.M) == keys
-    of_file = re.findall(r"^\.TP\n\\fB([a-z-]+)\\fR = ", fifth, re.M)
+    assert re.findall(r"^\.TP\n\\fB--([a-z0-9-]+)\\fR", eighth, re.M) == keys
+    of_file = re.findall(r"^\.TP\n\\fB([a-z0-9-]+)\\fR = ", fifth, re.M)
     assert of_file == [k for k in keys if k not in ("config", "check-config", "print-config", "manual", "version", "help")]
     assert run("--manual", 3, program="dcpd").returncode == 2
 
