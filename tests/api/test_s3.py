@@ -1,6 +1,7 @@
 """Checkpoints in object storage: whole jobs on SeaweedFS, with its rules: no rename, no locks, and a commit that is a conditional PUT."""
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -117,14 +118,15 @@ def test_reads(d):
     assert d.api.run("diff", a=ref("s3", name), b=ref("main", back))["result"]["equal"]
 
 
-@pytest.mark.parametrize("form", [{"world_size": 3}, {"format": "torch"}, {"format": "safetensors", "file": True}])
+@pytest.mark.parametrize("form", [{"world_size": 3}, {"format": "torch"}, {"format": "safetensors", "file": True},
+                                  {"format": "safetensors", "max_file_bytes": 4000}])
 def test_reshard_onto_it(d, form):
     form = dict(form)
     ends = ".pt" if form.get("format") == "torch" else ".safetensors" if form.pop("file", False) else ""
     source, name = Crafted(d.storages["main"]), f"run/{lib.fresh()}{ends}"
     d.api.run("reshard", source=source.ref, target={**ref("s3", name), **form})
     r = d.api.run("diff", a=source.ref, b=ref("s3", name))["result"]
-    assert r["equal"] or ends == ".safetensors", r  # that format has tensors only
+    assert r["equal"] or form["format"] == "safetensors", r  # that format has tensors only
     d.api.run("delete", target=ref("s3", name))
     assert name not in names(d)
 
@@ -278,3 +280,46 @@ def test_tier(spawn, s3_server):
     record = lib.wait_for(lambda: d.api.get(d.api.storage_path("main", name)).ok(200).get("replicated"), 60, "the copy")
     assert record["storage"] == "s3"
     loads(d, name, images)
+
+
+def test_the_face_of_all_stores(s3_server):
+    """What every store promises (worker/store/store.h), asked of this one."""
+    env = lib.clean_environment(**s3_server.environment(), DCPD_TEST_S3=s3_server.endpoint)
+    units = lib.pathlib.Path(os.environ.get("TESTBIN", lib.ROOT / "build/test/release"))
+    done = subprocess.run([units / "test_store"], env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+def test_a_worker_dies(d, s3):
+    """Its job is begun anew, and nothing of the first attempt is seen."""
+    name, (sd, images) = f"dies/{lib.fresh()}", (lib.fresh(), state(40 * MB, 1))
+    d.put(sd, images)
+    job = d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": sd}, "target": ref("s3", name)}).ok(202)["id"]
+    lib.wait_for(lambda: d.api.get(f"/v1/jobs/{job}").ok(200)["state"] != "queued", 30)
+    for pid in d.workers():
+        os.kill(pid, signal.SIGKILL)
+    ended = d.api.wait(job)
+    assert ended["state"] == "succeeded" or ended["error"]["code"] == "worker_lost", ended
+    if ended["state"] == "succeeded":
+        loads(d, name, images)
+    d.drop(sd)
+
+
+def test_held(d):
+    name, _ = saved(d)
+    assert d.ctl("hold", f"s3:{name}", "--reason", "kept").returncode == 0
+    d.api.fails("delete", "checkpoint_held", target=ref("s3", name))
+    assert "kept" in d.ctl("show", f"s3:{name}").stdout
+    assert d.ctl("unhold", f"s3:{name}").returncode == 0
+    d.api.run("delete", target=ref("s3", name))
+
+
+def test_refused_in_words(d, s3):
+    """What cannot be done safely says so, and changes nothing."""
+    source, name = Crafted(d.storages["main"]), f"refused/{lib.fresh()}"
+    d.api.run("reshard", source=source.ref, target={**ref("main", f"{name}/model.safetensors"), "format": "safetensors"})
+    p = d.api.fails("replicate", "unsupported", source=ref("main", name), target=ref("s3", name))
+    assert "object storage" in json.dumps(p) and s3.keys(name) == []
+    saved(d, f"{name}/a")
+    moved = d.ctl("alias", f"s3:{name}", "best", "a")
+    assert moved.returncode != 0 and "aliases" in moved.stderr

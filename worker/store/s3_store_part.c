@@ -79,12 +79,21 @@ static void abandon(struct s3_upload *u)
 	free_upload(u);
 }
 
+/* Somebody has the staging open. */
+static bool is_open(const struct s3_own *own, const char *staging)
+{
+	each(t, own->things.v, own->things.n)
+		if (*t && (*t)->kind == S3_THING_STAGING && strcmp((*t)->path, staging) == 0)
+			return true;
+	return false;
+}
+
 void s3_part_forget(struct s3_own *own, const char *staging, bool others)
 {
 	for (;;) {
 		pthread_mutex_lock(&own->lock);
 		struct s3_upload *u = own->uploads;
-		while (u && ((strcmp(u->staging, staging) == 0) == others || u->handles))
+		while (u && ((strcmp(u->staging, staging) == 0) == others || u->handles || (others && is_open(own, u->staging))))
 			u = u->next;
 		if (u)
 			unlink_upload(own, u);
