@@ -320,6 +320,17 @@ def test_refused_in_words(d, s3):
     d.api.run("reshard", source=source.ref, target={**ref("main", f"{name}/model.safetensors"), "format": "safetensors"})
     p = d.api.fails("replicate", "unsupported", source=ref("main", name), target=ref("s3", name))
     assert "object storage" in json.dumps(p) and s3.keys(name) == []
-    saved(d, f"{name}/a")
-    moved = d.ctl("alias", f"s3:{name}", "best", "a")
-    assert moved.returncode != 0 and "aliases" in moved.stderr
+
+
+def test_aliases(d):
+    """Moved by compare and swap: of many that move one run's aliases at a time none is lost."""
+    run = f"aliases/{lib.fresh()}"
+    name, images = saved(d, f"{run}/a")
+    threads = [threading.Thread(target=d.ctl, args=("alias", f"s3:{run}", f"best{i}", "a")) for i in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    for i in range(4):
+        shown = d.ctl("show", f"s3:{run}@best{i}")
+        assert shown.returncode == 0, shown.stderr
+    assert d.ctl("alias", f"s3:{run}", "best0", "--remove").returncode == 0
+    assert d.ctl("show", f"s3:{run}@best0").returncode != 0

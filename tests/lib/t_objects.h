@@ -475,6 +475,19 @@ static inline enum err objects_put(struct store_at folder, const char *name, con
 	return OK;
 }
 
+static inline enum err objects_swap(struct store_at folder, const char *name, const void *bytes, uint64_t n, const struct stat *was)
+{
+	OBJ_LOCKED(folder.store);
+	char full[OBJ_KEY], key[OBJ_KEY];
+	struct obj *o = obj_share(obj_new(bytes, n));
+
+	obj_path(b, folder, name, full);
+	snprintf(key, sizeof key, "data/%.500s", full);
+	bool same = obj_put(b, key, o, was ? was->st_ino : UINT64_MAX);
+	obj_free(o);
+	return same ? OK : ERR(STATE_CONFLICT, "'%s' is another one by now", name);
+}
+
 static inline enum err objects_drop(struct store_at folder, const char *path)
 {
 	OBJ_LOCKED(folder.store);
@@ -654,7 +667,7 @@ static const struct store_ops objects_ops = {
 	objects_write, objects_resize, objects_finish,
 	objects_stage, objects_publish, NULL, NULL, objects_discard, objects_remove, objects_recover, objects_sweep,
 	NULL, NULL, NULL,
-	objects_make, objects_put, objects_adopt, objects_drop, NULL,
+	objects_make, objects_put, objects_adopt, objects_drop, NULL, objects_swap,
 	NULL, NULL, NULL, NULL, NULL,
 };
 

@@ -7,6 +7,8 @@
 #include "base/mem.h"
 #include "store/owner.h"
 
+enum { MOVE_TRIES = 8 };
+
 /* The folder of the run. */
 static FALLIBLE enum err enter_run(const struct store *store, const char *run, struct store_at *out)
 {
@@ -43,15 +45,16 @@ static FALLIBLE enum err check_doc(json_t *doc)
 	return OK;
 }
 
-/* The page's document, or a new one. */
-static FALLIBLE enum err read_doc(struct store_at folder, const char *run, json_t **out)
+/* The page's document, or a new one. st_out: the page's; st_ino 0: there is none. */
+static FALLIBLE enum err read_doc(struct store_at folder, const char *run, json_t **out, struct stat *st_out)
 {
 	CLEANUP(mem_free_ptr) void *bytes = NULL;
 	CLEANUP(jval_drop) json_t *doc = NULL;
 	uint64_t n = 0;
 
-	enum err e = store_get(folder, ALIASES_NAME, ALIASES_BYTES_MAX, &bytes, &n, NULL);
+	enum err e = store_get(folder, ALIASES_NAME, ALIASES_BYTES_MAX, &bytes, &n, st_out);
 	if (e == ERR_NOT_FOUND) {
+		st_out->st_ino = 0;
 		err_clear();
 		*out = json_pack("{s:i, s:{}}", "version", 1, "aliases");
 		return *out ? OK : ERR(NO_MEMORY, "no memory for aliases");
@@ -74,12 +77,13 @@ FALLIBLE enum err aliases_read(const struct store *store, const char *run, json_
 	CLEANUP(store_close) struct store_at folder = STORE_NOTHING;
 	CLEANUP(jval_drop) json_t *doc = NULL, *all = json_object();
 	const char *alias;
+	struct stat st;
 	json_t *last;
 
 	NEED(all, "no memory for aliases");
 	enum err e = enter_run(store, run, &folder);
 	if (!e)
-		e = read_doc(folder, run, &doc);
+		e = read_doc(folder, run, &doc, &st);
 	if (e == ERR_NOT_FOUND)
 		err_clear();
 	else
@@ -113,25 +117,29 @@ static FALLIBLE enum err check_target(const struct store_job *by, const struct s
 	return owner_check(by, store, name);
 }
 
-static FALLIBLE enum err put_doc(struct store_at folder, const json_t *doc)
+static FALLIBLE enum err put_doc(struct store_at folder, const json_t *doc, const struct stat *was)
 {
 	CLEANUP(buf_free) struct buf text = BUF_INIT(ALIASES_BYTES_MAX);
 
 	TRY(jval_dump(doc, &text));
 	TRY(buf_status(&text));
+	if (folder.store->ops->swap)
+		return folder.store->ops->swap(folder, ALIASES_NAME, text.p, text.len, was->st_ino ? was : NULL);
 	return folder.store->ops->put(folder, ALIASES_NAME, text.p, text.len, true);
 }
 
-FALLIBLE enum err aliases_move(const struct store_job *by, const struct store *store, const char *run, const struct alias_move *move)
+static FALLIBLE enum err move_once(const struct store_job *by, const struct store *store, const char *run, const struct alias_move *move)
 {
 	CLEANUP(store_close) struct store_at folder = STORE_NOTHING, lock = STORE_NOTHING;
 	CLEANUP(jval_drop) json_t *doc = NULL, *now = NULL;
+	struct stat was;
 
 	TRY(enter_run(store, run, &folder));
-	if (!store->ops->lock)
+	if (store->ops->lock)
+		TRY(store->ops->lock(folder, &lock));
+	else if (!store->ops->swap)
 		return ERR(UNSUPPORTED, "the storage '%s' has no aliases of one's own", store->name);
-	TRY(store->ops->lock(folder, &lock));
-	TRY(read_doc(folder, run, &doc));
+	TRY(read_doc(folder, run, &doc, &was));
 	json_t *all = json_object_get(doc, "aliases");
 	const char *last = json_string_value(json_object_get(all, move->alias));
 	if (last)
@@ -152,5 +160,15 @@ FALLIBLE enum err aliases_move(const struct store_job *by, const struct store *s
 	if (move->name ? json_object_set_new(all, move->alias, json_string(slash ? slash + 1 : move->name)) != 0
 		       : json_object_del(all, move->alias) != 0)
 		return ERR(NO_MEMORY, "no memory for an alias");
-	return put_doc(folder, doc);
+	return put_doc(folder, doc, &was);
+}
+
+/* Without locks somebody else's alias may come between reading and writing: then all is looked at anew. */
+FALLIBLE enum err aliases_move(const struct store_job *by, const struct store *store, const char *run, const struct alias_move *move)
+{
+	enum err e = ERR_STATE_CONFLICT;
+
+	for (int i = 0; i < MOVE_TRIES && e == ERR_STATE_CONFLICT; i++)
+		e = move_once(by, store, run, move);
+	return e;
 }

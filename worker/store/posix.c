@@ -224,7 +224,7 @@ const struct store_ops posix_ops = {
 	write_at, resize, finish,
 	posix_stage, posix_publish, posix_publish_in_place, posix_replace, posix_discard, posix_remove, posix_recover, posix_sweep,
 	posix_trash_list, posix_trash_restore, posix_trash_empty,
-	make, put, adopt, drop, lock,
+	make, put, adopt, drop, lock, NULL,
 	clones, clone_range, link_part, stamp, extend,
 };
 

@@ -516,6 +516,28 @@ static enum err put(struct store_at folder, const char *name, const void *bytes,
 	return s3_put(s3_own(folder.store)->client, key, bytes, n, S3_ALWAYS, NULL, NULL, NULL);
 }
 
+static enum err swap(struct store_at folder, const char *name, const void *bytes, uint64_t n, const struct stat *was)
+{
+	CLEANUP(s3_entry_free) struct s3_entry now = { 0 };
+	struct s3 *client = s3_own(folder.store)->client;
+	struct s3_condition condition = { S3_IF_NONE, NULL };
+	char key[S3_PATH_MAX];
+	struct stat st;
+
+	TRY(path_of(folder, name, key));
+	if (was) {
+		enum err e = s3_look_file(client, key, &now);
+		if (e && e != ERR_NOT_FOUND)
+			return e;
+		s3_stat_file(&now, &st);
+		if (e || st.st_ino != was->st_ino)
+			return ERR(STATE_CONFLICT, "'%s' is another one by now", name);
+		condition = (struct s3_condition){ S3_IF_ETAG, now.etag };
+	}
+	enum err e = s3_put(client, key, bytes, n, condition, NULL, NULL, NULL);
+	return e == ERR_CHECKPOINT_EXISTS || e == ERR_NOT_FOUND ? ERR(STATE_CONFLICT, "'%s' is another one by now", name) : e;
+}
+
 static enum err adopt(struct staging *s, struct store_at from, const char *name)
 {
 	(void)from, (void)name;
@@ -538,6 +560,6 @@ const struct store_ops s3_ops = {
 	s3_part_write, s3_part_resize, s3_part_finish,
 	s3_stage, s3_publish, NULL, NULL, s3_discard, s3_remove, s3_recover, s3_sweep,
 	NULL, NULL, NULL,
-	make, put, adopt, drop, NULL,
+	make, put, adopt, drop, NULL, swap,
 	NULL, NULL, NULL, NULL, NULL,
 };

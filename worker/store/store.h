@@ -164,6 +164,10 @@ struct store_ops {
 	 * ERR_STORAGE_STALLED: somebody has it for too long. NULL: the store cannot. */
 	enum err (*lock)(struct store_at folder, struct store_at *out);
 
+	/* Writes a page if it is the one that get() told of as `was`, NULL: if there is none. ERR_STATE_CONFLICT: it is another one by now.
+	 * Of several one wins. NULL: lock() is there. */
+	enum err (*swap)(struct store_at folder, const char *name, const void *bytes, uint64_t n, const struct stat *was);
+
 	/* ---- bytes that two files have in common (runner/share.h) ---- */
 	bool (*clones)(struct store_at folder);        /* Can parts in this folder have blocks of published files? NULL: clone is too */
 	enum err (*clone)(struct store_at from, uint64_t from_offset, struct store_at to, uint64_t offset, uint64_t bytes,
