@@ -1,6 +1,6 @@
 // app.js: what is shown when: the token, the connection, the views, the notices.
 
-import { Problem, setToken, takeToken } from "./api/api.js";
+import { Problem, onRefused, setToken, takeToken } from "./api/api.js";
 import { Stream } from "./api/events.js";
 import { ENDED, apply, fetchJob, jobById, onChange, refresh, refreshAll, store, wants } from "./store/store.js";
 import { $, fill, h, sync, text } from "./widgets/dom.js";
@@ -225,6 +225,7 @@ async function show(focus) {
 
 function start() {
 	onChange(draw, announce);
+	onRefused(() => { if ($("view-login").hidden) login("The token was refused."); });
 	$("login").addEventListener("submit", (event) => {
 		event.preventDefault();
 		const value = $("token").value.trim();

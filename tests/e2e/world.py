@@ -4,6 +4,7 @@
 standard input: for those who write the page.
 """
 import contextlib
+import json
 import os
 import pathlib
 import random
@@ -91,6 +92,17 @@ def odd_names(d, storage="main"):
     d.put("odd", [lib.image(entries)])
     d.api.run("save", source={"state_dict": "odd"}, target={"storage": storage, "name": "odd/<script>alert(2)<"})
     d.drop("odd")
+
+
+def many_tensors(d, name, count=100000):
+    """A checkpoint of so many small tensors, in groups of ten."""
+    head = {f"model.layers.{i // 10}.mlp.experts.{i % 10}.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [16 * i, 16 * i + 16]}
+            for i in range(count)}
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    d.put("many", [struct.pack("<Q", len(text)) + text + bytes(16 * count)])
+    d.api.run("save", source={"state_dict": "many"}, target={"storage": "main", "name": name})
+    d.drop("many")
 
 
 def fill(d):

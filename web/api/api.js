@@ -35,6 +35,12 @@ export function setToken(value) {
 
 export const headers = (extra) => ({ Authorization: `Bearer ${token()}`, ...extra });
 
+let refused = () => {};
+/** Names what is done when the daemon does not know the token any more. */
+export function onRefused(then) {
+	refused = then;
+}
+
 async function problem(response) {
 	let body = {};
 	try {
@@ -42,6 +48,7 @@ async function problem(response) {
 	} catch {
 		/* not from the daemon, or cut short: the status has to do */
 	}
+	if (response.status === 401) refused();
 	return new Problem(response.status, body && typeof body === "object" ? body : {});
 }
 

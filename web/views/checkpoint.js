@@ -7,7 +7,9 @@ import { button, chip, fact, jobLink, panel, stat, verifiedChip, when } from "..
 import { lineage } from "../widgets/graph.js";
 import { VirtualTable } from "../widgets/vtable.js";
 import { runHref } from "../store/health.js";
+import { lineageOf } from "../store/lineage.js";
 import { oneRun } from "../store/runs.js";
+import { jobsInOrder } from "../store/store.js";
 import { Tensors } from "../store/tensors.js";
 import { aliasAsk, deleteAsk, exportAsk, holdAsk, loadAsk, setNote, verifyAsk } from "./checkpoint_actions.js";
 import { drawTensor, onTensor } from "./tensor.js";
@@ -39,7 +41,8 @@ async function load() {
 		mine.tensors.more();
 	}
 	redraw();
-	const [graph, list, run] = await Promise.all([get(checkpointPath(ref, "/lineage")).catch(() => null),
+	const [graph, list, run] = await Promise.all([lineageOf(ref, jobsInOrder(), (job) => job.source?.storage === ref.storage
+		&& job.source.name === ref.name),
 		get(checkpointPath(ref, "/files")).catch(() => null),
 		oneRun(ref.storage, runOf(ref.name), 200).catch(() => null)]);
 	if (mine !== at) return;

@@ -13,13 +13,15 @@ export function differences(result) {
 	if (list.length === 0) return null;
 	const words = (v) => (v === undefined || v === null ? "–" : typeof v === "object" ? JSON.stringify(v) : String(v));
 	const heads = ["Path", "What", "A", "B"];
+	const sides = (d) => (d.elements > 0 && d.a === null && d.b === null
+		? [`${number(d.count)} of ${number(d.elements)} elements differ`, `by ${number(d.max_abs)} at most`] : [d.a, d.b]);
 	const cell = (v, i) => h("td", { class: "mono", role: "cell", "data-label": heads[i + 1] }, words(v));
 	return h("table", { id: "job-differences", role: "table" },
 		h("caption", {}, list.length > DIFFERENCES_SHOWN ? `The first ${DIFFERENCES_SHOWN} differences` : "Differences"),
 		h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
 			heads.map((word) => h("th", { scope: "col", role: "columnheader" }, word)))),
 		h("tbody", { role: "rowgroup" }, list.slice(0, DIFFERENCES_SHOWN).map((d) => h("tr", { role: "row" },
-			h("th", { scope: "row", role: "rowheader", class: "mono" }, d.path || "–"), [d.what, d.a, d.b].map(cell)))));
+			h("th", { scope: "row", role: "rowheader", class: "mono" }, d.path || "–"), [d.what, ...sides(d)].map(cell)))));
 }
 
 /** Counts of a diff that are not 0: "3 changed, 1 added". */
@@ -31,7 +33,7 @@ export function movers(result) {
 	if (list.length === 0) return null;
 	const columns = [["Moved most", "path"], ["Dtype", "dtype"], ["Shape", "shape"], ["Relative L2", "rel_l2"], ["Cosine", "cosine"],
 		["Max abs", "max_abs"], ["Elements changed", "count"], ["Of", "elements"], ["Bits changed", "bits_changed"]];
-	const cell = (m) => ([word, key]) => h("td", { class: "mono", role: "cell", "data-label": word },
+	const cell = (m) => ([word, key]) => h("td", { class: "mono nowrap", role: "cell", "data-label": word },
 		key === "shape" ? shape(m.shape) : number(m[key]));
 	return h("div", { class: "scroll", role: "region", "aria-label": "Tensors that moved most", tabindex: "0" },
 		h("table", { id: "job-movers", role: "table" },

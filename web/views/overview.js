@@ -19,7 +19,7 @@ let parts = null;
 export function mount(root) {
 	const head = (id, words) => h("h3", { id }, words);
 	parts = { verdict: h("div", { id: "verdict", "aria-live": "polite" }), runs: h("div", { id: "run-cards", class: "cards" }),
-		host: h("div", { id: "host-cards", class: "cards small-cards" }), work: h("div", { id: "activity", class: "columns" }) };
+		host: h("div", { id: "host-cards", class: "cards small-cards" }), work: h("div", { id: "activity", class: "columns work" }) };
 	fill(root, [h("h2", { id: "h-overview", class: "unseen", tabindex: "-1" }, "Overview"), parts.verdict,
 		head("h-runs-now", "Runs"), parts.runs, head("h-work", "Jobs"), parts.work, head("h-host", "Space"), parts.host]);
 }
@@ -52,6 +52,7 @@ function trends(run) {
 	const saves = savesOf(store, run).filter((j) => j.state === "succeeded").slice(-SAVES_SHOWN);
 	const measured = [...(run.more?.save_interval?.last || [])].reverse();
 	const short = (s) => seconds(s);
+	if (saves.length === 0 && measured.length === 0) return null;
 	return h("div", { class: "trends" },
 		spark("Stall", measured.map((m) => m.stall_s), short),
 		spark("Lag", saves.map((j) => secondsBetween(j.milestones?.snapshotted, j.milestones?.durable)), short),
@@ -98,9 +99,16 @@ function card(run) {
 			row("Newest verified", checkpointWords(run, v.verified)),
 			row("If it crashed now", lostWords(v)),
 			row("Next retention", retentionWords(run)),
-			v.usual ? row("Saves", `every ${seconds(Math.round(v.usual) || v.usual)}`,
+			v.usual && advice ? row("Saves", `every ${seconds(Math.round(v.usual) || v.usual)}`,
 				advice?.async_s ? h("span", { class: "quiet" }, ` – every ${seconds(Math.round(advice.async_s))} would cost least`) : null) : null),
 		trends(run));
+}
+
+const RANKED = ["bad", "late", "safe", "idle", "unknown"];
+
+/** What is wrong comes first, then what trains; among these the newest. */
+function inOrder() {
+	return store.runs.map((run) => [RANKED.indexOf(verdictOf(store, run).state), run]).sort((a, b) => a[0] - b[0]).map(([, run]) => run);
 }
 
 /* ---- jobs ---- */
@@ -161,7 +169,7 @@ function memoryCard() {
 
 export function draw() {
 	sync(parts.verdict, verdict());
-	sync(parts.runs, store.runs.length ? store.runs.slice(0, RUNS_SHOWN).map(card)
+	sync(parts.runs, store.runs.length ? inOrder().slice(0, RUNS_SHOWN).map(card)
 		: h("p", { class: "quiet" }, "No run has saved yet. ", h("code", {}, "dcpd.save(state_dict, \"main:run1/step-100\")"),
 			" makes the first one."));
 	sync(parts.work, work());

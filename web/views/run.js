@@ -1,6 +1,6 @@
 // run.js: one run: its checkpoints over time, what retention does with each, where they come from, and what a training would resume from.
 
-import { checkpointPath, get, runPath } from "../api/api.js";
+import { get, runPath } from "../api/api.js";
 import { $, fill, h, rows, sync, text } from "../widgets/dom.js";
 import { bytes, number, seconds } from "../widgets/format.js";
 import { button, checkpointHref, chip, fact, panel, stat, state, table, verifiedChip, when } from "../widgets/parts.js";
@@ -8,7 +8,8 @@ import { plot } from "../widgets/chart.js";
 import { lineage } from "../widgets/graph.js";
 import { lastPart, retentionOf, verdictOf } from "../store/health.js";
 import { fate, oneRun } from "../store/runs.js";
-import { refresh, store } from "../store/store.js";
+import { lineageOf } from "../store/lineage.js";
+import { jobsInOrder, refresh, store } from "../store/store.js";
 import { aliasAsk, deleteAsk, holdAsk, setNote } from "./checkpoint_actions.js";
 
 const CHECKPOINTS_MAX = 400;
@@ -19,6 +20,8 @@ let at = null;                       // {storage, run, data, lineage, resume, me
 let redraw = () => {};
 
 const whole = (r) => ({ storage: at.storage, run: r, more: at.data });
+
+const inRun = (run, r) => r?.storage === run.storage && r.name?.startsWith(run.run === "-" ? "" : `${run.run}/`);
 
 async function load() {
 	const mine = at;
@@ -32,7 +35,7 @@ async function load() {
 	redraw();
 	const newest = mine.data?.checkpoints?.[0];
 	const [graph, resume] = await Promise.all([
-		newest ? get(checkpointPath({ storage: mine.storage, name: newest.name }, "/lineage")).catch(() => null) : null,
+		newest ? lineageOf({ storage: mine.storage, name: newest.name }, jobsInOrder(), (job) => inRun(mine, job.source)) : null,
 		get(runPath(mine.storage, mine.run, ":resume")).catch((error) => ({ why: error.message, skipped: [] }))]);
 	if (mine !== at) return;
 	mine.lineage = graph;

@@ -86,7 +86,8 @@ export function draw() {
 		const used = s.total_bytes > 0 ? s.total_bytes - s.free_bytes : null, why = s.problem?.detail || s.problem?.title || s.error?.detail;
 		const speed = (v) => (v ? `${bytes(v)}/s` : "–");
 		return [
-			h("th", { scope: "row", class: "mono" }, s.name),
+			h("th", { scope: "row", class: "name" }, h("b", { class: "mono" }, s.name), h("div", { class: "small mono" }, s.path || ""),
+				h("div", { class: "small" }, [s.fs, s.direct_io ? "direct I/O" : null].filter(Boolean).join(", "))),
 			h("td", {}, state(storageState(s)), why ? h("div", { class: "error" }, why) : null),
 			h("td", { class: "space" }, used === null ? "–" : [meter(`Used space of ${s.name}`, used, s.total_bytes),
 				h("div", { class: "small" }, `${bytes(s.free_bytes)} free of ${bytes(s.total_bytes)}`),
@@ -95,8 +96,6 @@ export function draw() {
 			h("td", { class: "num" }, speed(measured(s.name, false))),
 			h("td", {}, lanes(s.name)),
 			h("td", {}, tier(s.tier)),
-			h("td", {}, [s.fs || "–", s.direct_io ? "direct I/O" : null].filter(Boolean).join(", ")),
-			h("td", { class: "name mono" }, s.path || "–"),
 			h("td", {}, s.trash ? button(s.trash.checkpoints ? `${s.trash.checkpoints}, ${bytes(s.trash.bytes)}` : "empty", `trash-${s.name}`,
 				() => openTrash(s.name),
 				{ class: "quiet-button", "aria-label": `Trash of ${s.name}` }) : "–"),

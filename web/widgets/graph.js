@@ -55,7 +55,7 @@ export function lineage(data, here) {
 		return node.found ? svg("a", { class: mark, href: checkpointHref(key), "aria-label": key }, drawn)
 			: svg("g", { class: mark, "aria-label": `${key}, gone`, role: "img" }, drawn);
 	});
-	return h("div", { class: "scroll", role: "region", "aria-label": "Lineage", tabindex: "0" },
+	return h("div", { class: "scroll", role: "region", "aria-label": "Graph of the lineage", tabindex: "0" },
 		svg("svg", { class: "lineage", width, height, viewBox: `0 0 ${width} ${height}`, role: "group",
 			"aria-label": `Lineage of ${here}: ${nodes.length} checkpoints` }, edges, boxes),
 		data.truncated ? h("p", { class: "small" }, "There is more than is shown.") : null);

@@ -1,0 +1,299 @@
+"""What people come to the dashboard for, over a live daemon with a training run and checkpoints that PyTorch wrote: one daemon and one browser
+for all of it."""
+
+import os
+import re
+import secrets
+import shlex
+import signal
+import subprocess
+import time
+from urllib.parse import quote
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import expect  # noqa: E402
+
+import world as w  # noqa: E402
+from test_page import accessible, browser, page, tabs  # noqa: E402, F401
+
+REF = f"main:{w.RUN}/step-600"
+MANY = 100000
+VIEWS = ("", "runs", "jobs", "checkpoints", "compare", "state-dicts", "storages", "workers", "doctor")
+
+
+@pytest.fixture(scope="module")
+def world():
+    with w.started() as d:
+        w.fill(d)
+        d.url = f"http://127.0.0.1:{d.tcp_client().tcp[1]}/"
+        yield d
+
+
+def token(d):
+    return (d.state / "token").read_text().strip()
+
+
+def enter(page, d, view=""):  # noqa: F811
+    page.goto(f"{d.url}#token={token(d)}")
+    expect(page.locator("#connection")).to_have_text("Live")
+    go(page, view)
+
+
+def go(page, view):  # noqa: F811
+    page.evaluate("to => { location.hash = to; }", f"#/{view}")
+
+
+def at_checkpoint(ref):
+    return f"checkpoints/{quote(ref, safe='')}"
+
+
+def job_of(d, kind, state):
+    return next(j for j in d.api.get("/v1/jobs?page_size=200").ok(200)["jobs"] if j["kind"] == kind and j["state"] == state)
+
+
+def test_a_newcomer_sees_whether_runs_are_safe_and_why_a_job_failed(page, world):  # noqa: F811
+    enter(page, world)
+    expect(page.locator(".verdict-words")).to_contain_text("things need you")
+    good = page.locator(f"[data-run='main:{w.RUN}']")
+    expect(good.locator(".state")).to_have_text("Safe")
+    expect(good).to_contain_text("Newest durablestep-600")
+    expect(good).to_contain_text("Newest verifiedstep-500")
+    expect(good.locator(".rows")).to_contain_text(re.compile(r"If it crashed now\d+ \w+( \d+ s)? of work"))
+    expect(good).to_contain_text("(nightly)")
+    expect(good.get_by_role("img", name=re.compile("^Throughput of the last 6 saves"))).to_be_visible()
+    expect(page.locator("[data-run='main:vision/finetune']")).to_contain_text("step-100 is damaged")
+    expect(page.locator("[data-storage=main] .forecast")).to_contain_text(re.compile("full in|room for over a year"))
+    page.locator(".problems").get_by_role("link", name="load main:vision/finetune/step-100").click()
+    error = job_of(world, "load", "failed")["error"]
+    assert error["rank"] == 3 and error["fqn"] and error["file"] and error["offset"]
+    for key in ("rank", "fqn", "file", "offset", "expected", "actual"):
+        expect(page.locator(f"[data-error={key}]")).to_have_text(str(error[key]))
+    expect(page.locator("#job-error .advice")).to_contain_text("repair")
+
+
+def test_a_job_shows_where_its_time_went_and_can_be_repeated(page, world):  # noqa: F811
+    failed = job_of(world, "load", "failed")
+    enter(page, world, f"jobs/{failed['id']}")
+    expect(page.locator("#job-stages li")).to_have_count(len(failed["stages"]) + (failed["stages"][0]["at"] > failed["created_at"]))
+    expect(page.locator("#job-stages")).to_contain_text("copy")
+    expect(page.locator("#job-events")).to_contain_text("digest_mismatch")
+    command = page.locator("#job-curl").text_content()
+    assert token(world) not in command
+    answer = subprocess.run(["sh", "-c", command], env={**os.environ, "DCPD_TOKEN": token(world)}, capture_output=True, text=True, timeout=60)
+    again = world.api.wait(re.search(r'"id":"(\w{26})"', answer.stdout).group(1))
+    assert again["spec"] == failed["spec"] and again["error"]["offset"] == failed["error"]["offset"], answer
+    shlex.split(command)
+
+
+def test_a_run_shows_what_retention_does_and_holds_keep(page, world):  # noqa: F811
+    run = f"runs/main/{quote(w.RUN, safe='')}"
+    enter(page, world, run)
+    row = lambda step: page.locator(f"#run-checkpoints tr[data-key='{w.RUN}/step-{step}']")  # noqa: E731
+    expect(row(600)).to_contain_text("latest")
+    expect(row(600)).to_contain_text("best")
+    expect(row(300)).to_contain_text("held")
+    expect(row(500)).to_contain_text("newest verified")
+    expect(row(100)).to_contain_text("stays: ttl")
+    expect(page.locator("#run-charts").get_by_role("img", name=re.compile("^step-500, .*verified"))).to_be_attached()
+    expect(page.locator("#run-more")).to_contain_text("A training would go on from step-600")
+    expect(page.locator("#run-lineage")).to_contain_text("serving-2")
+    row(200).get_by_role("button", name="Hold step-200").click()
+    page.fill("#hold-reason", "for the talk")
+    page.click("#confirm-yes")
+    expect(row(200)).to_contain_text("held")
+    assert world.api.get(world.api.storage_path("main", f"{w.RUN}/step-200")).ok(200)["hold"]["reason"] == "for the talk"
+    expect(row(200)).to_contain_text("stays: held")
+    row(200).get_by_role("button", name="Lift hold of step-200").click()
+    page.click("#confirm-yes")
+    expect(row(200)).not_to_contain_text("held")
+    row(400).get_by_role("button", name="Alias for step-400").click()
+    page.fill("#alias-name", "demo")
+    page.click("#confirm-yes")
+    expect(row(400)).to_contain_text("demo")
+
+
+def test_delete_says_what_goes_and_the_trash_gives_it_back(page, world):  # noqa: F811
+    name = f"{w.RUN}/step-100"
+    enter(page, world, at_checkpoint(f"main:{name}"))
+    page.get_by_role("button", name="Delete …").click()
+    expect(page.locator("#delete-goes")).to_contain_text("retention would keep it: ttl")
+    accessible(page)
+    page.click("#confirm-no")
+    assert world.api.get(world.api.storage_path("main", name)).status == 200
+    page.get_by_role("button", name="Delete …").click()
+    page.click("#confirm-yes")
+    expect(page.locator("#notices")).to_contain_text("in the trash of main")
+    assert world.api.get(world.api.storage_path("main", name)).status == 404
+    go(page, "storages")
+    page.get_by_role("button", name="Trash of main").click()
+    page.get_by_role("button", name=f"Bring back {name}").click()
+    page.click("#confirm-yes")
+    expect(page.locator("#trash")).to_contain_text("It is empty.")
+    assert world.api.get(world.api.storage_path("main", name)).status == 200
+
+
+def test_the_cut_of_a_tensor_that_pytorch_wrote(page, world):  # noqa: F811
+    listed = world.api.get(world.api.storage_path("main", "torch/mesh-2x2", "/tensors")).ok(200)["tensors"]
+    tensor = max(listed, key=lambda t: t["chunk_count"])
+    assert tensor["chunk_count"] == 4 and len(tensor["shape"]) == 2
+    enter(page, world, at_checkpoint("main:torch/mesh-2x2"))
+    page.get_by_role("button", name=tensor["fqn"], exact=True).click()
+    boxes = page.locator("section[aria-label='Cut over ranks'] rect")
+    expect(boxes).to_have_count(4)
+    for i, c in enumerate(tensor["chunks"]):
+        box = ", ".join(f"{o}:{o + s}" for o, s in zip(c["offsets"], c["sizes"]))
+        boxes.nth(i).hover()
+        expect(page.locator("#tip")).to_contain_text(f"rank {c['rank']}box [{box}]{c['file']} at {c['offset']}")
+    corner = boxes.nth(3).bounding_box()
+    first = boxes.nth(0).bounding_box()
+    assert corner["x"] > first["x"] and corner["y"] > first["y"], "rank 3 has the last box in both dims"
+    expect(page.locator("section[aria-label='Bytes in files'] li")).to_have_count(4)
+    page.get_by_role("button", name="Draw it").click()
+    expect(page.get_by_role("img", name=re.compile(re.escape(tensor["fqn"]) + r".* values from "))).to_be_visible()
+    page.get_by_role("button", name=f"Statistics of {tensor['fqn']}").click()
+    expect(page.locator("#tensor-stats")).to_contain_text("Norm")
+    accessible(page)
+
+
+def test_a_reshard_is_seen_before_it_is_made(page, world):  # noqa: F811
+    name = f"{w.RUN}/columns"
+    enter(page, world, f"reshard/{quote(REF, safe='')}")
+    page.fill("#to-world", "2")
+    page.fill("#to-name", name)
+    page.get_by_role("button", name="Add a rule").click()
+    page.select_option("#cut-tensor", "model.layers.0.mlp.up.weight")
+    after = page.locator("figure").nth(1)
+    expect(after.locator("rect").nth(1)).to_have_attribute("aria-label", "rank 1, box [0:256, 32:64]")
+    expect(page.locator("figure").nth(0).locator("rect")).to_have_count(4)
+    expect(page.locator("#reshard-plan")).to_contain_text("5 lack the dim")
+    page.fill("#rule-0-placements", "Sharded(1)")
+    expect(page.locator("#reshard-problem .notice")).to_be_visible()
+    expect(page.locator("#reshard-go")).to_be_disabled()
+    page.fill("#rule-0-placements", "Shard(1)")
+    page.locator("#more-reshard summary").click()
+    page.fill("#to-transform", '[{"match": "^model\\\\.(.*)", "rename": "net.$1"}]')
+    expect(page.locator("#reshard-plan")).to_contain_text("net.layers.0.mlp.up.weight")
+    accessible(page)
+    page.fill("#to-transform", "")
+    expect(page.locator("#reshard-plan")).not_to_contain_text("net.layers")
+    page.get_by_role("button", name="Reshard", exact=True).click()
+    expect(page.locator("#job-facts .state")).to_have_text("succeeded")
+    up = next(t for t in world.api.get(world.api.storage_path("main", name, "/tensors")).ok(200)["tensors"]
+              if t["fqn"] == "model.layers.0.mlp.up.weight")
+    assert [c["offsets"] for c in up["chunks"]] == [[0, 0], [0, 32]]
+
+
+def test_two_checkpoints_compared(page, world):  # noqa: F811
+    enter(page, world, "compare")
+    page.fill("#compare-a", f"main:{w.RUN}/step-300")
+    page.fill("#compare-b", f"main:{w.RUN}/step-400")
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page.locator("#compare-body")).to_contain_text("different")
+    expect(page.locator(".legend .k1").first).to_contain_text("1 unchanged")
+    expect(page.locator(".legend .k2")).to_contain_text("22 changed")
+    expect(page.locator(".movers li").first).to_be_visible()
+    assert quote(f"main:{w.RUN}/step-300", safe="") in page.url
+
+
+def violations(page):  # noqa: F811
+    """Of axe, which accessible() has brought into the page: bringing it in anew for each view costs more than the look."""
+    found = page.evaluate("async () => (await axe.run()).violations.map(v => [v.id, v.nodes.map(n => n.html)])")
+    assert found == []
+
+
+def test_every_view_is_accessible_in_both_schemes_and_fits_a_phone(page, world):  # noqa: F811
+    enter(page, world)
+    views = [*VIEWS, f"runs/main/{quote(w.RUN, safe='')}", at_checkpoint(f"{REF}") + "?t=model.embed.weight", f"reshard/{quote(REF, safe='')}",
+             f"jobs/{job_of(world, 'load', 'failed')['id']}", f"jobs/{job_of(world, 'save', 'succeeded')['id']}",
+             f"compare?a={quote(f'main:{w.RUN}/step-500')}&b={quote(REF)}"]
+    accessible(page)
+    for view in views:
+        go(page, view)
+        expect(page.locator("#view h2")).to_be_attached()
+        expect(page.locator("#view")).not_to_contain_text("Looking …")
+        for scheme, width in (("light", 1280), ("dark", 390)):
+            page.emulate_media(color_scheme=scheme)
+            page.set_viewport_size({"width": width, "height": 850})
+            violations(page)
+            assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), (view, width)
+        page.set_viewport_size({"width": 1280, "height": 850})
+
+
+def test_hostile_names_are_text(page, world):  # noqa: F811
+    enter(page, world, at_checkpoint("main:odd/<script>alert(2)<"))
+    expect(page.locator("#h-checkpoint")).to_have_text("main:odd/<script>alert(2)<")
+    for name in w.ODD:
+        page.locator(".virtual-row button").filter(has_text=name).first.click()
+        expect(page.locator("#tensor-name")).to_have_text(name)
+        page.get_by_role("button", name="Draw it").click()
+        expect(page.locator("#tensor-heat canvas")).to_be_visible()
+    isolated = page.locator("#tensor-name bdi").evaluate("e => getComputedStyle(e).unicodeBidi")
+    assert isolated == "isolate"
+    assert page.locator("main img, main script").count() == 0
+    accessible(page)
+
+
+def test_a_hundred_thousand_tensors(page, world):  # noqa: F811
+    w.many_tensors(world, "big/step-1", MANY)
+    enter(page, world, at_checkpoint("main:big/step-1"))
+    expect(page.locator(".virtual-row button").first).to_be_visible()
+    expect(page.locator(".virtual")).to_have_attribute("aria-rowcount", str(MANY + 1))
+    expect(page.locator("#tensors-count")).to_have_text(f"{MANY} tensors and values")
+    page.locator(".virtual").evaluate("e => { e.scrollTop = e.scrollHeight; }")
+    expect(page.locator(".virtual-row").last).to_contain_text("layers.9999.mlp.experts.9.weight")
+    assert page.locator(".virtual-row").count() < 80
+    page.fill("#tensors-text", "layers.4711.")
+    expect(page.locator("#tensors-count")).to_have_text(f"10 of {MANY}")
+    accessible(page)
+
+
+def test_two_tabs_show_one_truth(page, tabs, world):  # noqa: F811
+    other = tabs[0].new_page()
+    try:
+        enter(page, world, "storages")
+        enter(other, world, at_checkpoint("main:torch/fsdp2"))
+        other.get_by_role("button", name="Verify …").click()
+        other.click("#confirm-yes")
+        expect(other.locator("#job-facts .state")).to_have_text("succeeded")
+        go(page, "checkpoints")
+        line = page.locator("#checkpoints tr[data-key='main:torch/fsdp2']")
+        expect(line.locator(".state")).to_have_text(re.compile("verified"))
+    finally:
+        other.close()
+
+
+@pytest.mark.long
+def test_a_slow_network_shows_the_last_view_asked_for(page, world):  # noqa: F811
+    slow = page.context.new_cdp_session(page)
+    slow.send("Network.emulateNetworkConditions", {"offline": False, "latency": 300, "downloadThroughput": 100000, "uploadThroughput": 100000})
+    try:
+        enter(page, world)
+        expect(page.locator(".card").first).to_be_visible()
+        for view in ("doctor", "compare", at_checkpoint(REF), "storages"):
+            go(page, view)
+        expect(page.locator("#storages tbody tr")).to_have_count(2)
+        assert page.locator("#view section[id^=view-]").count() == 1
+    finally:
+        slow.send("Network.emulateNetworkConditions", {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1})
+        slow.detach()
+
+
+def test_a_token_that_was_changed_is_asked_for_again(page, world):  # noqa: F811
+    """The daemon takes the new one on SIGHUP. The page's next request is refused, and it asks; nothing of what was shown stays."""
+    enter(page, world, "runs")
+    old = token(world)
+    (world.state / "token").write_text(secrets.token_hex(24) + "\n")
+    world.proc.send_signal(signal.SIGHUP)
+    end = time.monotonic() + 60
+    while world.tcp_client(token=False).get("/v1/runs?storage=main", headers={"Authorization": f"Bearer {old}"}).status != 401:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    go(page, at_checkpoint(REF))
+    expect(page.locator("#h-login")).to_be_visible()
+    expect(page.locator("#view")).to_be_empty()
+    page.fill("#token", token(world))
+    page.keyboard.press("Enter")
+    expect(page.locator("#connection")).to_have_text("Live")
+    expect(page.locator("#h-checkpoint")).to_have_text(REF)
