@@ -30,6 +30,7 @@ import catalogue_rows
 import list_rows
 import look_rows
 import pace_rows
+import page_rows
 import plan_rows
 import python_rows
 import record
@@ -58,6 +59,7 @@ PARTS = {
     "reshards": job_rows.reshards,
     "copies": job_rows.copies,
     "rest": server_rows.rest,
+    "page": page_rows.rows,
     "saves": job_rows.saves,
     "incremental": incremental_rows.rows,
     "loads": job_rows.loads,
@@ -107,7 +109,7 @@ def main():
     ap.add_argument("--scale", action="store_true", help="growth with size instead of speed")
     ap.add_argument("--record", action="store_true", help="add this run to recorded.jsonl")
     a = ap.parse_args()
-    b = Bench(QUICK if a.quick else a.words)
+    b = Bench(a.words or (QUICK if a.quick else ()))
     OUT.mkdir(parents=True, exist_ok=True)
     machine, failed = record.machine(b.disk), []
     try:

@@ -1,5 +1,5 @@
-"""What people come to the dashboard for, over a live daemon with a training run and checkpoints that PyTorch wrote: one daemon and one browser
-for all of it."""
+"""What people come to the dashboard for, over a live daemon with a training run and checkpoints that PyTorch wrote: one daemon and one
+browser for all of it."""
 
 import os
 import re
@@ -81,7 +81,8 @@ def test_a_job_shows_where_its_time_went_and_can_be_repeated(page, world):  # no
     expect(page.locator("#job-events")).to_contain_text("digest_mismatch")
     command = page.locator("#job-curl").text_content()
     assert token(world) not in command
-    answer = subprocess.run(["sh", "-c", command], env={**os.environ, "DCPD_TOKEN": token(world)}, capture_output=True, text=True, timeout=60)
+    env = {**os.environ, "DCPD_TOKEN": token(world)}
+    answer = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, timeout=60)
     again = world.api.wait(re.search(r'"id":"(\w{26})"', answer.stdout).group(1))
     assert again["spec"] == failed["spec"] and again["error"]["offset"] == failed["error"]["offset"], answer
     shlex.split(command)
@@ -205,8 +206,9 @@ def violations(page):  # noqa: F811
 
 def test_every_view_is_accessible_in_both_schemes_and_fits_a_phone(page, world):  # noqa: F811
     enter(page, world)
-    views = [*VIEWS, f"runs/main/{quote(w.RUN, safe='')}", at_checkpoint(f"{REF}") + "?t=model.embed.weight", f"reshard/{quote(REF, safe='')}",
-             f"jobs/{job_of(world, 'load', 'failed')['id']}", f"jobs/{job_of(world, 'save', 'succeeded')['id']}",
+    views = [*VIEWS, f"runs/main/{quote(w.RUN, safe='')}", at_checkpoint(REF) + "?t=model.embed.weight",
+             f"reshard/{quote(REF, safe='')}", f"jobs/{job_of(world, 'load', 'failed')['id']}",
+             f"jobs/{job_of(world, 'save', 'succeeded')['id']}",
              f"compare?a={quote(f'main:{w.RUN}/step-500')}&b={quote(REF)}"]
     accessible(page)
     for view in views:
@@ -267,7 +269,8 @@ def test_two_tabs_show_one_truth(page, tabs, world):  # noqa: F811
 @pytest.mark.long
 def test_a_slow_network_shows_the_last_view_asked_for(page, world):  # noqa: F811
     slow = page.context.new_cdp_session(page)
-    slow.send("Network.emulateNetworkConditions", {"offline": False, "latency": 300, "downloadThroughput": 100000, "uploadThroughput": 100000})
+    rate = {"downloadThroughput": 100000, "uploadThroughput": 100000}
+    slow.send("Network.emulateNetworkConditions", {"offline": False, "latency": 300, **rate})
     try:
         enter(page, world)
         expect(page.locator(".card").first).to_be_visible()
