@@ -62,6 +62,7 @@ class Fake:
         self.policies = []           # each with `preview`
         self.capabilities = {"version": "0.0.0", "workers": 2, "kinds": [], "uid": 0, "host": {}, "backends": {}, "devices": [],
                              "shm": {"limit_bytes": 1 << 30, "used_bytes": 0, "free_bytes": 1 << 30, "orphaned_bytes": 0}}
+        self.recorded = {}           # "GET /v1/jobs?page_size=200" → what was answered once: goes before all else
         self.warnings = []           # of /readyz
         self.stalled = set()         # storages whose listing answers 504
         self.log = []                # (method, path with query, headers)
@@ -180,6 +181,8 @@ class BaseHandler(BaseHTTPRequestHandler):
             return self.static(path)
         if self.headers.get("Authorization") != f"Bearer {fake.token}":
             return self.problem(401, "unauthenticated", "A token is needed")
+        if f"GET {self.path}" in fake.recorded:
+            return self.json(fake.recorded[f"GET {self.path}"])
         parts = [unquote(p) for p in path.split("/")[2:]]
         match parts:
             case ["events"]:
@@ -224,6 +227,8 @@ class BaseHandler(BaseHTTPRequestHandler):
         fake.log.append(("POST", self.path, dict(self.headers)))
         if self.headers.get("Authorization") != f"Bearer {fake.token}":
             return self.problem(401, "unauthenticated", "A token is needed")
+        if f"POST {self.path}" in fake.recorded:
+            return self.json(fake.recorded[f"POST {self.path}"])
         if self.path == "/v1/jobs" and fake.submitted:
             made = fake.submitted(json.loads(body))
             return self.problem(409, "busy", made) if isinstance(made, str) else self.json(made, 202)
