@@ -186,6 +186,28 @@ def test_a_reshard_is_seen_before_it_is_made(page, world):  # noqa: F811
     assert [c["offsets"] for c in up["chunks"]] == [[0, 0], [0, 32]]
 
 
+def test_a_checkpoint_is_loaded_and_exported(page, world):  # noqa: F811
+    enter(page, world, at_checkpoint("main:torch/fsdp2"))
+    page.get_by_role("button", name="Load …").click()
+    page.fill("#load-name", "serve-2")
+    page.fill("#load-world", "2")
+    page.click("#confirm-yes")
+    expect(page.locator("#job-facts .state")).to_have_text("succeeded")
+    page.locator("#job-facts").get_by_role("link", name="shm:serve-2").click()
+    expect(page.locator("#slots-serve-2 .slot")).to_have_count(2)
+    page.get_by_role("button", name="Delete serve-2").click()
+    page.click("#confirm-yes")
+    expect(page.locator("#state-dicts tr[data-key=serve-2]")).to_have_count(0)
+    go(page, at_checkpoint("main:torch/fsdp2"))
+    page.get_by_role("button", name="Export …").click()
+    page.select_option("#export-storage", "archive")
+    page.fill("#export-name", "exported/fsdp2")
+    page.click("#confirm-yes")
+    expect(page.locator("#job-facts .state")).to_have_text("succeeded")
+    made = world.api.get(world.api.storage_path("archive", "exported/fsdp2")).ok(200)
+    assert made["format"] == "safetensors" and made["parents"][0]["name"] == "torch/fsdp2"
+
+
 def test_two_checkpoints_compared(page, world):  # noqa: F811
     enter(page, world, "compare")
     page.fill("#compare-a", f"main:{w.RUN}/step-300")

@@ -5,14 +5,32 @@ import { all, get, page, post, runPath } from "../api/api.js";
 const RUNS_MAX = 2000;
 const RUNS_IN_FULL = 24;             // newest runs whose records are read too: what the overview shows
 const CHECKPOINTS_OF_RUN = 60;
-export const ACTIVE_DAYS = 7;
+const RECORD_MS = 60000;             // a record is read anew after so long, though nothing was told of its run
+
+const records = new Map();           // "STORAGE RUN" → {row, at, more}
+let stale = 0;
+
+/** Says that runs may have changed: the next list reads their records anew. */
+export function runsChanged() {
+	stale = Date.now();
+}
+
+/** The run's record, from memory while its row in the list is the same and no event came. */
+async function recordOf(run) {
+	const key = `${run.storage} ${run.run}`, row = JSON.stringify(run), known = records.get(key), now = Date.now();
+	if (known && known.row === row && known.at > stale && now - known.at < RECORD_MS) return known.more;
+	const more = await oneRun(run.storage, run.run).catch(() => null);
+	records.set(key, { row, at: now, more });
+	return more;
+}
 
 /** The runs of all storages, the newest first. A storage that does not answer shows in its own list. */
 export async function listRuns() {
 	const storages = await all("/v1/storages", "storages", 1000, 0);
 	const lists = await Promise.all(storages.map((s) => (s.state === "ok" || s.state === "unknown" ? runsOf(s.name) : [])));
 	const runs = lists.flat().sort((a, b) => (Date.parse(b.modified_at) || 0) - (Date.parse(a.modified_at) || 0));
-	await Promise.all(runs.slice(0, RUNS_IN_FULL).map(async (run) => { run.more = await oneRun(run.storage, run.run).catch(() => null); }));
+	const found = await Promise.all(runs.slice(0, RUNS_IN_FULL).map(recordOf));
+	found.forEach((more, i) => { runs[i].more = more; });
 	return runs;
 }
 

@@ -5,7 +5,7 @@
 // a newer event came is asked for again, so that a job never steps back.
 
 import { Problem, all, get, page } from "../api/api.js";
-import { listPolicies, listRuns } from "./runs.js";
+import { listPolicies, listRuns, runsChanged } from "./runs.js";
 
 const JOB_PAGE = 200;
 const JOBS_MAX = 20000;
@@ -60,6 +60,7 @@ export function putJob(job) {
 	order = null;
 	if (ENDED.has(job.state) && before?.state !== job.state) {
 		if (before) ended(job);
+		runsChanged();
 		["checkpoints", "stateDicts", "storages", "workers", "runs"].forEach(refresh);
 	}
 	changed();
@@ -263,6 +264,7 @@ export function apply(event) {
 			fetchJob(id);
 		}
 	} else if (event.type.startsWith("checkpoint.")) {
+		runsChanged();
 		["checkpoints", "storages", "runs", "policies"].forEach(refresh);
 	} else if (event.type.startsWith("worker.")) {
 		refresh("workers");

@@ -6,7 +6,7 @@ import { confirm, h } from "../widgets/dom.js";
 import { bytes } from "../widgets/format.js";
 import { field, jobHref } from "../widgets/parts.js";
 import { lastPart } from "../store/health.js";
-import { fate } from "../store/runs.js";
+import { fate, runsChanged } from "../store/runs.js";
 import { putJob, refresh, store } from "../store/store.js";
 
 let note = () => {};
@@ -46,6 +46,7 @@ export async function holdAsk(ref, held, after) {
 	}
 	after?.();
 	refresh("policies");
+	runsChanged();
 	refresh("runs");
 }
 
@@ -61,6 +62,7 @@ export async function aliasAsk(ref, aliases, after) {
 		{ name: ref.name, if: aliases?.[name] ?? null }));
 	after?.();
 	refresh("policies");
+	runsChanged();
 	refresh("runs");
 }
 
