@@ -2,6 +2,7 @@
 
 import { bytes, place, ref, seconds, what } from "../widgets/format.js";
 import { policyTakes } from "./runs.js";
+import { jobsInOrder } from "./store.js";
 
 const LATE_FACTOR = 3;               // this many usual intervals without a checkpoint, and a run that trains is late
 const LATE_MIN_S = 300;
@@ -22,19 +23,31 @@ export function usualInterval(run) {
 
 const runOf = (name) => (name.includes("/") ? name.slice(0, name.lastIndexOf("/")) : "-");
 
-/** The run's saves that have ended, the oldest first. */
-export function savesOf(store, run) {
-	const list = [];
-	for (const job of store.jobs.values()) {
-		const t = job.target;
-		if (job.kind === "save" && job.finished_at && t?.storage === run.storage && t.name && runOf(t.name) === run.run) list.push(job);
+const saves = new WeakMap();         // the list of jobs → saves by run, so that each draw looks through all jobs once
+
+function savesByRun() {
+	const list = jobsInOrder();
+	if (!saves.has(list)) {
+		const found = new Map();
+		for (const job of list) {
+			const t = job.target;
+			if (job.kind !== "save" || !job.finished_at || !t?.storage || !t.name) continue;
+			const key = `${t.storage} ${runOf(t.name)}`;
+			if (!found.has(key)) found.set(key, []);
+			found.get(key).push(job);
+		}
+		for (const own of found.values()) own.reverse();
+		saves.set(list, found);
 	}
-	return list.sort((a, b) => (a.finished_at < b.finished_at ? -1 : 1));
+	return saves.get(list);
 }
+
+/** The run's saves that have ended, the oldest first. */
+export const savesOf = (run) => savesByRun().get(`${run.storage} ${run.run}`) || [];
 
 /** Does a trainer hold memory that the run is saved from? */
 export function trains(store, run) {
-	const last = savesOf(store, run).at(-1), name = last?.source?.state_dict;
+	const last = savesOf(run).at(-1), name = last?.source?.state_dict;
 	return Boolean(name && store.stateDicts.some((d) => d.name === name && !d.orphaned_at));
 }
 
@@ -46,7 +59,7 @@ export function verdictOf(store, run) {
 	const more = run.more, list = checkpointsOf(run), newest = list[0] || null;
 	const verified = list.find((c) => c.name === more?.aliases?.["latest-verified"])
 		|| list.find((c) => c.verified?.state === "verified") || null;
-	const saves = savesOf(store, run), failed = saves.at(-1)?.state === "failed" ? saves.at(-1) : null;
+	const last = savesOf(run).at(-1), failed = last?.state === "failed" ? last : null;
 	const since = more?.lost_work?.since, lost = since ? ageOf(since) : null, usual = usualInterval(run);
 	const base = { newest, verified, lost, steps: more?.lost_work?.steps ?? null, usual, failed, active: trains(store, run) };
 	if (!more) return { ...base, state: "unknown", words: "Not looked at: open the run." };
@@ -111,10 +124,9 @@ export function forecastWords(f) {
 }
 
 /** Failed jobs of the last day that nothing later has made good: the same kind to the same target. */
-export function failures(store) {
+export function failures() {
 	const good = new Set(), list = [];
-	const jobs = [...store.jobs.values()].sort((a, b) => (a.id < b.id ? 1 : -1));
-	for (const job of jobs) {
+	for (const job of jobsInOrder()) {
 		const key = `${job.kind} ${ref(job.target || job.source)}`;
 		if (job.state === "succeeded") good.add(key);
 		else if (job.state === "failed" && !good.has(key) && ageOf(job.finished_at || job.created_at) < FAILED_HOURS * 3600) list.push(job);
@@ -131,7 +143,7 @@ export function problemsOf(store) {
 			list.push({ bad: v.state === "bad", words: `Run ${run.run}`, detail: v.words, href: runHref(run) });
 		}
 	}
-	for (const job of failures(store).slice(0, 8)) {
+	for (const job of failures().slice(0, 8)) {
 		const e = job.error || {}, at = place(e);
 		list.push({ bad: true, words: `${job.kind} ${what(job)} failed`,
 			detail: `${e.title || e.code || "No reason is known"}${at ? ` (${at})` : ""}`,

@@ -49,7 +49,7 @@ const secondsBetween = (a, b) => (a && b ? (Date.parse(b) - Date.parse(a)) / 100
 
 /** Stall, lag and throughput of the last saves. The stall is measured by the daemon from the first reserved slot to the last seal. */
 function trends(run) {
-	const saves = savesOf(store, run).filter((j) => j.state === "succeeded").slice(-SAVES_SHOWN);
+	const saves = savesOf(run).filter((j) => j.state === "succeeded").slice(-SAVES_SHOWN);
 	const measured = [...(run.more?.save_interval?.last || [])].reverse();
 	const short = (s) => seconds(s);
 	if (saves.length === 0 && measured.length === 0) return null;
@@ -136,7 +136,7 @@ function group(title_, jobs, empty, filter, mark) {
 function work() {
 	const jobs = jobsInOrder(), running = jobs.filter((j) => !ENDED.has(j.state) && j.state !== "queued"),
 		queued = jobs.filter((j) => j.state === "queued");
-	return [group("Failed", failures(store), "Nothing failed in the last day that was not made good.", "failed", "edge-bad"),
+	return [group("Failed", failures(), "Nothing failed in the last day that was not made good.", "failed", "edge-bad"),
 		group("Running", running, "Nothing runs.", "active"), group("Waiting", queued, "Nothing waits.", "queued")];
 }
 
