@@ -641,6 +641,22 @@ def test_statistics_that_cannot_be_had(page, fake):
     expect(page.locator("#checkpoint-head")).to_contain_text("/v1/checkpoints/main/gone")
 
 
+def test_what_retention_does_is_not_known_where_it_cannot_be_asked(page, fake):
+    """A preview that fails says nothing of what stays: the page does not either."""
+    fake.runs = [{"storage": "main", "run": "run1", "checkpoints": 1, "bytes": MIB, "holds": 0, "latest": "run1/step-1",
+                  "modified_at": "2026-01-01T00:00:00Z", "step": 1}]
+    one = {"name": "run1/step-1", "bytes": MIB, "durable_at": "2026-01-01T00:00:00Z", "step": 1, "verified": None}
+    fake.run["main/run1"] = {"storage": "main", "run": "run1", "count": 1, "bytes": MIB, "checkpoints": [one], "aliases": {}, "holds": [],
+                             "lost_work": {"since": None, "steps": None}, "save_interval": None}
+    fake.policies = [{"name": "night", "storage": "main", "match": "run*", "keep": {"last": 1}, "status": {}}]
+    enter(page, fake)
+    page.goto(f"{fake.url}#/runs/main/run1")
+    expect(page.locator("#run-checkpoints tbody tr")).to_contain_text("not known: ")
+    page.click("nav a[href='#/']")
+    row_ = page.locator("[data-run='main:run1'] .row").filter(has_text="Next retention")
+    expect(row_.locator(".error")).to_be_visible()
+
+
 def test_cancelled_is_no_fault(page, fake):
     """Red is for what went wrong: who cancelled a job knows that it is."""
     error = {"title": "The job was cancelled", "code": "cancelled", "detail": "cancelled", "status": 409, "retryable": True}

@@ -92,7 +92,7 @@ export function retentionOf(store, run) {
 	if (policies.length === 0) return null;
 	const goes = policies.flatMap((p) => p.preview?.remove || []).filter((x) => runOf(x.name) === run.run);
 	return { policies, remove: goes, bytes: goes.reduce((sum, x) => sum + x.bytes, 0),
-		problem: policies.find((p) => p.status?.problem)?.status.problem };
+		problem: policies.map((p) => p.status?.problem || p.problem).find(Boolean) };
 }
 
 /**

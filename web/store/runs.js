@@ -72,10 +72,15 @@ export function policyTakes(policy, storage, run) {
 	return new RegExp(`^${words.join(".*")}$`, "s").test(run);
 }
 
-/** What the policies do with a checkpoint: {goes: {policy, why}} or {stays: [why]} or null without a policy for its run. */
+/** What the policies do with a checkpoint: {goes: {policy, why}} or {stays: [why]} {unknown: problem}, or null without a policy for its
+   run. */
 export function fate(policies, storage, name) {
 	for (const policy of policies) {
-		if (policy.storage !== storage || !policy.preview) continue;
+		if (policy.storage !== storage) continue;
+		if (!policy.preview) {
+			if (policyTakes(policy, storage, name.includes("/") ? name.slice(0, name.lastIndexOf("/")) : "-")) return { unknown: policy.problem };
+			continue;
+		}
 		const goes = policy.preview.remove.find((x) => x.name === name);
 		if (goes) return { goes };
 		const stays = policy.preview.keep.find((x) => x.name === name);

@@ -65,6 +65,7 @@ function timeline(data) {
 function fateCell(c) {
 	const f = fate(store.policies, at.storage, c.name);
 	if (!f) return h("span", { class: "quiet" }, "stays: no policy");
+	if ("unknown" in f) return h("span", { class: "error" }, `not known: ${f.unknown}`);
 	if (f.goes) return chip(`goes: ${f.goes.why.replace("_", " ")}`, "bad", `policy ${f.goes.policy}`);
 	return h("span", { class: "small" }, `stays: ${f.stays.join(", ").replaceAll("_", " ")}`);
 }
@@ -98,7 +99,8 @@ function retention() {
 		["Trash", p.trash], ["Last look", p.status?.evaluated_at ? when(p.status.evaluated_at) : "not yet"],
 			["Removed", p.status?.removed ? `${p.status.removed}, ${bytes(p.status.removed_bytes)}` : null],
 		["Problem", p.status?.problem]])),
-	r.remove.length ? [h("p", {}, `The next look removes ${r.remove.length}, ${bytes(r.bytes)}:`),
+	r.problem ? h("p", { class: "error" }, r.problem) : r.remove.length ? [h("p", {},
+		`The next look removes ${r.remove.length}, ${bytes(r.bytes)}:`),
 		h("ul", {}, r.remove.slice(0, 20).map((x) => h("li", {}, lastPart(x.name), ` – ${x.why.replace("_", " ")}`)))]
 		: h("p", {}, "Nothing would go now."));
 }
