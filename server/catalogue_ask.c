@@ -1,8 +1,9 @@
 /* catalogue_ask.c: questions to the look-up worker that knows a storage's checkpoints (worker/query/lookup_find.c).
  *
- * The worker lives as long as it is asked now and then; a new one knows nothing. So a question may have to be asked again: until the worker
- * has looked at all checkpoints, some each time, and until it knows all verdicts, which are in the journal: each question brings those that
- * are newer than what the worker is thought to know, and a worker that knows less says so. */
+ * The worker lives as long as it is asked now and then; a new one knows what was kept (worker/query/lookup_kept.h), if anything. So a
+ * question may have to be asked again: until the worker has looked at all checkpoints, some each time, and until it knows all verdicts,
+ * which are in the journal: each question brings those that are newer than what the worker is thought to know, and a worker that knows less
+ * says so. */
 #include <stdio.h>
 
 #include "base/clock.h"

@@ -212,6 +212,15 @@ def test_the_list_follows_the_disk(spawn):
     assert names(found(d, sort="step")) == ["r"]
     (root / "r/.metadata").unlink()
     assert len(found(d, sort="step")) == 5
+    for i in range(40):  # more than are looked at with each question
+        put(root, f"q/step-{i}", 1000)
+    lib.wait_for(lambda: time.time() - (root / "q/step-39").stat().st_ctime > 3.1, what="marks that prove something")
+    assert len(newest()) == 5 and len(found(d, sort="step")) == 45
+    (root / "q/step-7/.metadata").unlink()  # a checkpoint becomes a folder of others, which a list by names notices first
+    put(root, "q/step-7/a", 9000)
+    assert "q/step-7/a" in names(d.api.get("/v1/checkpoints/main?prefix=q/step-7").ok(200)["checkpoints"])
+    assert found(d, sort="-time", filter="run=q*")[0]["name"] == "q/step-7/a"
+    shutil.rmtree(root / "q")
     (root / "one.pt").write_bytes(b"\x80\x02}q\x00.")
     held(d, "one.pt")
     assert names(found(d, filter="held=true AND run=-")) == ["one.pt"]

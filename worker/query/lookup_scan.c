@@ -131,7 +131,7 @@ static bool is_passed(const struct scan *s)
 /* Are all in the folder known, with none whose turn it is? Then it is passed by, so that many cost what few do. */
 static bool is_quiet(const struct scan *s, const struct lookup_dir *d)
 {
-	if (d->quiet_at != s->look->tree->changes || s->scope <= FILES_AT_ONCE)
+	if (d->quiet_at != s->look->tree->refreshed || s->scope <= FILES_AT_ONCE)
 		return false;
 	return (!is_due(s, d->asked, MARKS_AT_ONCE) && !is_due(s, d->looked, FILES_AT_ONCE)) || clock_mono_ns() > s->looks_end_ns;
 }
@@ -139,7 +139,7 @@ static bool is_quiet(const struct scan *s, const struct lookup_dir *d)
 /* All of the folder have been passed. */
 static void note_quiet(const struct scan *s, struct lookup_dir *d)
 {
-	d->quiet_at = s->look->tree->changes;
+	d->quiet_at = s->look->tree->refreshed;
 	d->asked = d->looked = s->look->tree->questions;
 	each(c, d->children.v, d->children.n) {
 		if (!c->entry || c->dir || !c->entry->settled) {

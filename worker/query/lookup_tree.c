@@ -21,6 +21,7 @@ void lookup_tree_forget(struct lookup_tree *t, struct lookup_child *c)
 		lookup_kept_waste(t->kept, c->entry);
 	t->entries -= c->entry != NULL;
 	t->changes += c->entry != NULL;
+	t->refreshed += c->entry != NULL;
 	mem_free(c->entry);
 	c->entry = NULL;
 }
@@ -34,7 +35,6 @@ static void dir_free(struct lookup_tree *t, struct lookup_dir *d)
 		lookup_tree_forget(t, &d->children.v[i]);
 	}
 	t->names -= d->children.n;
-	t->changes++;
 	vec_free(&d->children);
 	buf_free(&d->names);
 	mem_free(d);
@@ -136,6 +136,18 @@ static void take_over(struct lookup_dir *fresh, struct lookup_dir *old)
 	}
 }
 
+/* Has the directory the same names? A file's hold lies beside it, as above. */
+static bool is_as_before(const struct lookup_dir *fresh, struct lookup_dir *old)
+{
+	if (fresh->children.n != old->children.n)
+		return false;
+	for (uint64_t i = 0; i < fresh->children.n; i++)
+		if (fresh->children.v[i].is_file || old->children.v[i].is_file ||
+		    strcmp(lookup_tree_name(fresh, i), lookup_tree_name(old, i)) != 0)
+			return false;
+	return true;
+}
+
 static FALLIBLE enum err read_names(const struct lookup_look *l, struct store_at dir, const struct lookup_mark *mark,
 				    struct lookup_dir **known)
 {
@@ -153,10 +165,22 @@ static FALLIBLE enum err read_names(const struct lookup_look *l, struct store_at
 	}
 	if (fresh->children.n)
 		qsort_r(fresh->children.v, fresh->children.n, sizeof *fresh->children.v, by_name, fresh->names.p);
+	if (*known && is_as_before(fresh, *known)) {
+		each(c, (*known)->children.v, (*known)->children.n)
+			c->failed_ms = 0;
+		(*known)->mark = fresh->mark;
+		(*known)->settled = fresh->settled;
+		(*known)->read_ms = fresh->read_ms;
+		(*known)->commits = fresh->commits;
+		dir_free(t, fresh);
+		return OK;
+	}
 	if (*known)
 		take_over(fresh, *known);
+	t->refreshed += *known == NULL; /* the folder may have been a checkpoint */
 	dir_free(t, *known);
 	*known = fresh;
+	t->changes++;
 	return OK;
 }
 
@@ -194,6 +218,7 @@ FALLIBLE enum err lookup_tree_begin(struct lookup_tree *t, const struct worker *
 		lookup_tree_free(t);
 	t->store = out->store;
 	t->changes += t->changes == 0;
+	t->refreshed += t->refreshed == 0;
 	TRY(store_enter(store_top(out->store), ".", top));
 	out->trusts_marks = out->store->ops->watch(*top);
 	return lookup_tree_look(out, *top, &t->top, &format);

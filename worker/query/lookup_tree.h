@@ -42,7 +42,7 @@ struct lookup_dir {
 	uint64_t commits;              /* of the question with which it was read */
 	struct buf names;              /* zero-terminated */
 	struct vec(struct lookup_child) children;      /* sorted: those that may be or hold checkpoints */
-	uint64_t quiet_at;             /* the tree's changes when all children were settled checkpoints; 0: not all are */
+	uint64_t quiet_at;             /* the tree's refreshed when all children were settled checkpoints; 0: not all are */
 	uint64_t asked, looked;        /* then: the least of theirs */
 };
 
@@ -83,6 +83,7 @@ struct lookup_tree {
 	uint64_t entries;
 	uint64_t questions;            /* searches so far */
 	uint64_t changes;              /* grows whenever an entry, names or a verdict become others; never 0 */
+	uint64_t refreshed;            /* grows whenever an entry goes, or what was none is a folder; never 0 */
 	struct lookup_order order;
 	struct vec(struct lookup_sum) sums;    /* by run */
 	uint64_t summed_at;            /* changes when sums were made; 0: never */
