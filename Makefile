@@ -399,7 +399,8 @@ $(TESTBIN)/fuzz_%: $(O)/tests/fuzz/fuzz_%.o $(LIB)/libdcp.a
 # itself, requests that are wrong, each fault point of the engine, and the fuzz targets.
 .PHONY: check-san check-san-run
 SAN_SECONDS ?= 5
-SAN_TESTS := tests/worker tests/fault/test_fault_points.py tests/fault/test_fault_incremental.py $(patsubst %,tests/api/test_%.py,requests http_basics full_state_dir)
+SAN_TESTS := tests/worker $(patsubst %,tests/fault/test_%.py,fault_points fault_incremental trash_points) \
+             tests/interop/test_live_catalogue.py $(patsubst %,tests/api/test_%.py,requests http_basics full_state_dir)
 check-san: ## units, worker, wrong requests, fault points, each fuzz target for 5 s, under ASan and UBSan (five minutes on 2 cores once built)
 	$(Q)deploy/deps.sh $(BUILD_DEBS) $(FUZZ_DEBS)
 	$(Q)$(MAKE) --no-print-directory deps-test

@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import shutil
+import subprocess
 
 import clones
 import pytest
@@ -241,6 +242,26 @@ def test_a_parent_that_a_verify_found_damaged_gives_nothing(run):
     r = run.save()
     assert r["bytes_shared"] == 0 and "damaged" in r["incremental"]["reason"]
     assert run.save()["incremental"]["parent"] == run.at(3)
+
+
+def test_links_do_not_cross_file_systems(run):
+    """The parent lies on another one, mounted in the run's folder: what is equal is written anew."""
+    run.save()
+    aside = run.root / f"aside-{run.name}"
+    shutil.move(run.folder(1), aside)
+    run.folder(1).mkdir()
+    r = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "dcpd-test", str(run.folder(1))], capture_output=True, text=True)
+    if r.returncode:
+        pytest.skip(f"cannot mount here: {r.stderr.strip()}")
+    try:
+        shutil.copytree(aside, run.folder(1), dirs_exist_ok=True)  # with its times
+        shutil.rmtree(aside)
+        assert run.save()["bytes_shared"] == 0
+        assert all(p.stat().st_nlink == 1 for step in (1, 2) for p in run.files(step).values())
+        run.check(1, MODEL)
+    finally:
+        subprocess.run(["umount", "-l", str(run.folder(1))], check=True)
+    assert run.save()["bytes_shared"] > 14 * MIB
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")

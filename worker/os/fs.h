@@ -9,6 +9,7 @@
  *     POINT:N            SIGKILL at the N-th pass of POINT
  *     POINT:N:ERRNO      the N-th pass fails: ENOSPC, EIO, …; for fs_fault(), the thread's next fs_ call fails with it
  *     POINT:N+:ERRNO     every pass from the N-th on
+ *     @FILE              alone: one fault at a time, which a test sets while processes run (fs_fault.c, tests/lib/faults.py)
  * Points are those that callers name with fs_fault("commit.rename"), and one in each call here: "fs.open", "fs.mkdir", "fs.stat",
  * "fs.allocate", "fs.truncate", "fs.fsync", "fs.rename", "fs.exchange", "fs.unlink", "fs.pread", "fs.pwrite", "fs.list", "fs.close",
  * "fs.clone", "fs.link". */

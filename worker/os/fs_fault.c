@@ -6,12 +6,15 @@
 
 #ifdef DCPD_FAULTS
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { FAULTS_MAX = 16 };
@@ -24,6 +27,18 @@ struct fault {
 	_Atomic uint64_t passes;
 };
 
+/* One fault for all processes, in a file that a test writes while they run: tests/lib/faults.py. */
+enum { REMOTE_IDLE, REMOTE_ARMED, REMOTE_STRUCK, HOLD_MS = 5000 };
+struct remote {
+	_Atomic uint32_t state;
+	_Atomic int32_t left;  /* passes, this one included, until it strikes */
+	int32_t fails_with;    /* errno; 0: SIGKILL; -1: waits until the state is another one */
+	uint32_t onwards;      /* each later pass fails, too */
+	char point[56];        /* empty: any */
+	char struck[56];
+};
+
+static struct remote *remote;
 static struct fault faults[FAULTS_MAX];
 static unsigned fault_count;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -68,15 +83,60 @@ static void parse(void)
 {
 	const char *p = getenv("DCPD_FAULT");
 
-	while (p && *p) {
+	while (p && *p && *p != '@') {
 		size_t n = strcspn(p, ",");
 		parse_one(p, n);
 		p += n + (p[n] == ',');
 	}
 }
 
+/* Mapped before the sandbox closes. */
+__attribute__((constructor)) static void map_remote(void)
+{
+	const char *p = getenv("DCPD_FAULT");
+	int fd = p && *p == '@' ? open(p + 1, O_RDWR | O_CLOEXEC) : -1;
+
+	if (fd < 0)
+		return;
+	void *at = mmap(NULL, sizeof *remote, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	must(at != MAP_FAILED);
+	remote = at;
+	close(fd);
+}
+
+static void hold_here(void)
+{
+	for (int i = 0; i < HOLD_MS && remote->state == REMOTE_STRUCK; i++)
+		nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+}
+
+static int remote_errno(const char *point)
+{
+	if (remote->state == REMOTE_IDLE || (remote->point[0] && strcmp(remote->point, point) != 0))
+		return 0;
+	if (remote->state == REMOTE_ARMED) {
+		if (atomic_fetch_sub(&remote->left, 1) != 1)
+			return 0;
+		snprintf(remote->struck, sizeof remote->struck, "%s", point);
+		remote->state = REMOTE_STRUCK;
+	} else if (!remote->onwards) {
+		return 0;
+	}
+	if (remote->fails_with == 0) {
+		kill(getpid(), SIGKILL);
+		pause();
+	}
+	if (remote->fails_with < 0)
+		hold_here();
+	return remote->fails_with < 0 ? 0 : remote->fails_with;
+}
+
 int fs_fault_errno(const char *point)
 {
+	int e = remote ? remote_errno(point) : 0;
+
+	if (e)
+		return e;
 	pthread_once(&once, parse);
 	for (unsigned i = 0; i < fault_count; i++) {
 		struct fault *f = &faults[i];
