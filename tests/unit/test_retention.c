@@ -186,6 +186,20 @@ static void test_a_budget(void **state)
 	assert_int_equal(result.sums[0].over, 20);
 }
 
+/* A clock that was a year ahead, and a journal that was lost: by times and by ids the old ones are newer than what is saved now. */
+static void test_what_was_saved_in_the_future_is_not_alone_the_newest(void **state)
+{
+	(void)state;
+	add_run("a", 6);
+	records[4].durable_ms += 365ll * DAY;
+	records[5].durable_ms += 365ll * DAY;
+	records[5].is_verified = records[2].is_verified = true;
+	rule("a")->last = 1;
+	assert_goes("xx..x."); /* of each of the two the newest, and the newest verified */
+	assert_why(3, RETAIN_BIT(NEWEST) | RETAIN_BIT(LAST));
+	assert_why(2, RETAIN_BIT(NEWEST_VERIFIED));
+}
+
 static void test_clocks_that_jump(void **state)
 {
 	(void)state;
@@ -486,7 +500,8 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
 		TEST(test_the_last_ones_stay), TEST(test_steps_and_times), TEST(test_the_best), TEST(test_age), TEST(test_a_budget),
-		TEST(test_clocks_that_jump), TEST(test_what_holds_against_every_policy), TEST(test_only_verified_ones_count),
+		TEST(test_clocks_that_jump), TEST(test_what_was_saved_in_the_future_is_not_alone_the_newest),
+		TEST(test_what_holds_against_every_policy), TEST(test_only_verified_ones_count),
 		TEST(test_deltas_and_their_bases), TEST(test_a_budget_takes_deltas_before_their_bases), TEST(test_random_sets),
 		TEST(test_no_memory), TEST(test_the_form_of_a_policy), TEST(test_the_form_of_a_record),
 	};

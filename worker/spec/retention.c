@@ -147,16 +147,20 @@ static bool counts(const struct retention_record *r, bool verified_only)
 	return is_readable(r) && (!verified_only || r->is_verified);
 }
 
-/* The newest `count` that count, by either order. */
+/* The newest `count` that count, by either order, and those of them that were not made in the future: a host whose clock was ahead leaves
+ * checkpoints that stay the newest by both orders once its journal is lost and its clock is right. */
 static void keep_newest(const struct evaluation *e, const struct run *run, int64_t count, bool verified_only, unsigned bit)
 {
-	int64_t left = count;
+	int64_t left = count, left_now = count;
 
-	for (uint32_t i = run->from; i < run->to && left > 0; i++)
-		if (counts(&e->records[e->order[i]], verified_only)) {
+	for (uint32_t i = run->from; i < run->to && left_now > 0; i++) {
+		const struct retention_record *r = &e->records[e->order[i]];
+		if (!counts(r, verified_only))
+			continue;
+		if (left-- > 0 || !is_future(e, r))
 			verdict_at(e, e->order[i])->kept |= bit;
-			left--;
-		}
+		left_now -= !is_future(e, r);
+	}
 	uint32_t n = run->is_inverted ? take_by_job(e, run) : 0;
 	left = count;
 	for (uint32_t i = 0; i < n && left > 0; i++)
