@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "server/events.h"
 #include "server/parts.h"
+#include "server/policy.h"
 #include "server/storage.h"
 #include "server/trash_care.h"
 #include "spec/ref.h"
@@ -47,6 +48,7 @@ static void on_restored(void *user, enum err e, const json_t *ok, int *)
 	struct req *r = user;
 	struct storage *st;
 
+	policy_note_delta(r->core); /* it may be one; and a worker that died may have brought it back, too */
 	if (!e) {
 		answer = json_pack("{s:s, s:O, s:O}", "storage", r->parts[2].p, "name", json_object_get(ok, "name"), "id",
 				   json_object_get(ok, "id"));
@@ -81,6 +83,7 @@ FALLIBLE enum err h_checkpoint_undelete(struct req *r)
 	json_t *q = json_pack("{s:s, s:s, s:s%, s:O*, s:I, s:b}", "op", "trash", "storage", st->name, "restore", r->parts[3].p,
 			      r->parts[3].n, "id", id.j, "uid", (json_int_t)who.uid, "admin", who.admin);
 	NEED(q, "cannot ask");
+	policy_note_delta(r->core);
 	req_hold(r);
 	lookup_ask(r->core->lookups, st->name, q, NULL, 0, on_restored, r);
 	return OK;

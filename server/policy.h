@@ -23,6 +23,8 @@ void policy_all_free(struct policies *all);
 
 /* A job of this kind has just succeeded: something may go now. */
 void policy_note(struct server *s, enum job_kind kind, const struct ref *target);
+/* There may be a delta that no look has seen: all removals are decided anew. */
+void policy_note_delta(struct server *s);
 /* A job has found out that a checkpoint is whole, or damaged: the removals of that one, or of all of its run, are decided anew. */
 void policy_note_verdict(struct server *s, const char *storage, const char *name, bool is_damaged);
 /* ERR_STATE_CONFLICT: the job, which removes `name` and is about to commit, was decided by what is not so any more. */

@@ -471,18 +471,24 @@ void policy_changed(struct policies *all)
 	look_soon(all, 0);
 }
 
+void policy_note_delta(struct server *s)
+{
+	struct policies *all = s->policies;
+
+	for (struct remover *m = all->removers; m; m = m->next)
+		m->is_stale = true;
+	all->is_overtaken = true;
+	policy_changed(all);
+}
+
 void policy_note(struct server *s, enum job_kind kind, const struct ref *target)
 {
 	struct policies *all = s->policies;
 
 	if (target->kind == REF_CHECKPOINT && concerns(all, target->storage, target->name))
 		look_soon(all, 0);
-	if (!kind_is(kind, KIND_HAS_BASE))
-		return;
-	for (struct remover *m = all->removers; m; m = m->next)
-		m->is_stale = true;
-	all->is_overtaken = true;
-	policy_changed(all);
+	if (kind_is(kind, KIND_HAS_BASE))
+		policy_note_delta(s);
 }
 
 FALLIBLE enum err policy_all_start(struct server *s)

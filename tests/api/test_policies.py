@@ -149,6 +149,24 @@ def test_a_delta_that_is_made_while_policies_are_looked_at(spawn):
     assert {k["name"]: k["why"] for k in h.preview("p").ok(200)["keep"]}[f"{run}/step-100"] == ["base_of_kept"]
 
 
+def test_a_delta_that_comes_back_while_policies_are_looked_at(spawn):
+    """The list of main, without it, has been read by then."""
+    h = Host(spawn(("main", "slow"), env=SLOW_FILES))
+    run = h.run_of(3)
+    base, new = ({"storage": "main", "name": f"{run}/step-{s}"} for s in (100, 300))
+    h.api.run("delta", base=base, source=new, target={"storage": "main", "name": f"{run}-deltas/d-1"})
+    h.api.wait(h.api.delete(h.path(f"{run}-deltas/d-1") + "?trash=1h").ok(202))
+    at = h.d.storages["slow"] / "folder"
+    at.mkdir()
+    for i in range(8):
+        (at / f"slow-{i}").touch()
+
+    h.put("p", run, {"last": 1}).ok(200)
+    lib.wait_for(lambda: any(w["role"] == "lookup" and w["state"] == "busy" for w in h.api.get("/v1/workers").ok(200)["workers"]), 60)
+    h.api.post(h.path(f"{run}-deltas/d-1", ":undelete")).ok(200)
+    h.settles(run, [100, 300])
+
+
 def test_what_a_verify_finds_while_policies_are_looked_at(spawn):
     """By the list of main that was read before, the first three checkpoints go; then one proves whole, and the newest one damaged."""
     h = Host(spawn(("main", "slow"), env=SLOW_FILES))
