@@ -12,6 +12,7 @@
 #include <event2/event.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -25,9 +26,9 @@
 #include "server/metrics.h"
 #include "server/parts.h"
 
-/* libmicrohttpd clears a connection's memory for each request, so more of it costs speed; a head beyond it is answered by the
- * library itself. */
-enum { HEAD_MS = 10000, BODY_MS = 30000, IDLE_S = 15, RUNS_MAX = 16, MEMORY_PER_CONNECTION = 32 << 10 };
+/* libmicrohttpd clears a connection's memory for each request, so more of it costs speed, and stays while the connection idles: ten
+ * thousand dashboards may have one each. A head beyond it is answered by the library itself. */
+enum { HEAD_MS = 10000, BODY_MS = 30000, IDLE_S = 15, RUNS_MAX = 16, MEMORY_PER_CONNECTION = 14 << 10 };
 
 /* How long a client may take to read an answer that unread.h counts: others wait for its room. */
 enum { READ_MS = 60000, READ_BYTES_A_MS = 128 };
@@ -361,12 +362,23 @@ static void on_panic(void *, const char *file, unsigned line, const char *why)
 	must_failed(why ? why : "libmicrohttpd", place);
 }
 
+/* Segments and workers need descriptors, too: connections of all listeners take at most half of them. */
+static unsigned connections_max(const struct http *h)
+{
+	struct rlimit files;
+	rlim_t most = HTTP_CONNECTIONS_MAX;
+
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur / 2 / h->o.listener_count < most)
+		most = files.rlim_cur / 2 / h->o.listener_count;
+	return (unsigned)most;
+}
+
 static FALLIBLE enum err start_listener(struct event_base *base, struct http *h, const struct http_listener *from,
 					struct listener *l)
 {
 	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
 	struct MHD_OptionItem more[] = {
-		{ MHD_OPTION_CONNECTION_LIMIT, HTTP_CONNECTIONS_MAX, NULL },
+		{ MHD_OPTION_CONNECTION_LIMIT, (intptr_t)connections_max(h), NULL },
 		{ MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S, NULL },
 		{ MHD_OPTION_CONNECTION_MEMORY_LIMIT, MEMORY_PER_CONNECTION, NULL },
 		{ MHD_OPTION_STRICT_FOR_CLIENT, 1, NULL },

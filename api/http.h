@@ -21,7 +21,7 @@
 #include "base/err.h"
 #include "base/str.h"
 
-enum { HTTP_BODY_MAX = 1 << 20, HTTP_DISCARD_MAX = 64 << 20, HTTP_PARTS_MAX = 8, HTTP_CONNECTIONS_MAX = 1024 };
+enum { HTTP_BODY_MAX = 1 << 20, HTTP_DISCARD_MAX = 64 << 20, HTTP_PARTS_MAX = 8, HTTP_CONNECTIONS_MAX = 12000 };
 
 struct http;
 

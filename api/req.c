@@ -244,7 +244,7 @@ FALLIBLE enum err req_header(struct req *r, const char *name, const char *value)
 FALLIBLE enum err req_stream(struct req *r, const char *content_type, MHD_ContentReaderCallback read, void *user,
 			     MHD_ContentReaderFreeCallback done)
 {
-	struct MHD_Response *m = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 8192, read, user, done);
+	struct MHD_Response *m = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 1024, read, user, done);
 
 	if (!m)
 		done(user);

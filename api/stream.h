@@ -2,7 +2,7 @@
 #pragma once
 #include "api/http.h"
 
-enum { STREAMS_MAX = 64 };
+enum { STREAMS_MAX = 2048 };
 
 struct streams;
 

@@ -5,7 +5,7 @@
 #include "server/loop.h"
 
 
-enum { UNREAD_SMALL = 64 << 10, UNREAD_MAX = 256 << 20 };
+enum { UNREAD_SMALL = 16 << 10, UNREAD_MAX = 256 << 20 };
 
 struct unread;
 
