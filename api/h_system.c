@@ -159,7 +159,25 @@ static bool page_name(const struct req *r, char out[NAME_MAX_])
 	}
 	if (n == 0)
 		snprintf(out, NAME_MAX_, "index.html");
+	else if (strcmp(out, "docs") == 0)
+		snprintf(out, NAME_MAX_, "docs.html");
 	return true;
+}
+
+/* The file in the binary. The API's page reads the contract without a token: it is the same for everybody. */
+static const struct asset *find_page_asset(const char *name)
+{
+	char path[NAME_MAX_ + 8];
+
+	if (strcmp(name, "docs/openapi.yaml") == 0)
+		return assets_find("api/openapi.yaml");
+	snprintf(path, sizeof path, "web/%s", name);
+	return assets_find(path);
+}
+
+static bool is_of_web_root(const struct req *r, const char *name)
+{
+	return r->api->web_root && strcmp(name, "docs/openapi.yaml") != 0;
 }
 
 /* With --web-root the files come from there, read anew each time: that is for those who write the page. */
@@ -173,19 +191,18 @@ static FALLIBLE enum err read_web_root(const struct req *r, const char *name, vo
 
 bool h_page_exists(const struct req *r)
 {
-	char name[NAME_MAX_], path[NAME_MAX_ + 8];
+	char name[NAME_MAX_];
 	void *file = NULL;
 	uint64_t n = 0;
 
 	if (!page_name(r, name))
 		return false;
-	if (r->api->web_root) {
+	if (is_of_web_root(r, name)) {
 		bool there = read_web_root(r, name, &file, &n) == OK;
 		mem_free(file);
 		return there;
 	}
-	snprintf(path, sizeof path, "web/%s", name);
-	return assets_find(path) != NULL;
+	return find_page_asset(name) != NULL;
 }
 
 FALLIBLE enum err h_audit(struct req *r)
@@ -211,7 +228,7 @@ static const char *content_type_of(const char *name)
 		{ ".css", "text/css; charset=utf-8" },        { ".svg", "image/svg+xml" },
 		{ ".png", "image/png" },                      { ".ico", "image/x-icon" },
 		{ ".json", "application/json" },              { ".woff2", "font/woff2" },
-		{ ".txt", "text/plain; charset=utf-8" },
+		{ ".txt", "text/plain; charset=utf-8" },      { ".yaml", "application/yaml" },
 	};
 
 	for (size_t i = 0; i < sizeof types / sizeof *types; i++)
@@ -222,20 +239,19 @@ static const char *content_type_of(const char *name)
 
 FALLIBLE enum err h_page(struct req *r)
 {
-	char name[NAME_MAX_], path[NAME_MAX_ + 8];
+	char name[NAME_MAX_];
 	void *file = NULL;
 	uint64_t n = 0;
 
 	if (!page_name(r, name))
 		return ERR(NOT_FOUND, "the page has no such file");
-	if (r->api->web_root) {
+	if (is_of_web_root(r, name)) {
 		TRY(read_web_root(r, name, &file, &n));
 		struct buf b = BUF_INIT(FILE_MAX);
 		buf_put(&b, file, n);
 		mem_free(file);
 		return req_page(r, content_type_of(name), &b);
 	}
-	snprintf(path, sizeof path, "web/%s", name);
-	const struct asset *a = assets_find(path);
+	const struct asset *a = find_page_asset(name);
 	return a ? assets_send(r, content_type_of(name), a) : ERR(NOT_FOUND, "the page has no such file");
 }
