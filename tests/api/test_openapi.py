@@ -1,10 +1,11 @@
 """The contract says what the code does: paths and methods are those of the route table, codes those of the catalogue, kinds those
-of the job specs. Read as text: neither YAML nor a daemon is needed."""
+of the job specs. Mostly read as text, and without a daemon."""
 import pathlib
 import re
 
 import pytest
 import spec_rows
+import yaml
 from spec_rows import KINDS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -27,6 +28,20 @@ def test_routes():
     table = re.findall(r'^\t\{ "([A-Z]+)", "([^"]+)", (h_\w+)', (ROOT / "api/routes.c").read_text(), re.M)
     assert len(table) > 25 and len({h for _, _, h in table}) >= len(table) - 1, "one handler a route"
     assert {(m, p) for m, p, _ in table} == contract()
+
+
+def test_every_operation_has_examples():
+    """Of each body that is asked for, and of each answer in JSON."""
+    for path, methods in yaml.safe_load(YAML)["paths"].items():
+        for method, op in methods.items():
+            if method == "parameters":
+                continue
+            bodies = [r.get("content", {}) for status, r in op["responses"].items() if status.startswith("2")]
+            if op.get("requestBody", {}).get("required"):
+                bodies.append(op["requestBody"]["content"])
+            for body in bodies:
+                shown = body.get("application/json", {"example": None})
+                assert "example" in shown or "examples" in shown, (method, path)
 
 
 def test_codes():
