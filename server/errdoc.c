@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -120,13 +121,21 @@ static json_t *longest_list(json_t *o)
 	return longest;
 }
 
+/* SIZE_MAX: too many, or no memory. */
+static size_t bytes_of(const json_t *doc)
+{
+	CLEANUP(mem_free_ptr) char *text = jtext_of(doc);
+
+	return text ? strlen(text) : SIZE_MAX;
+}
+
 json_t *errdoc_more(const json_t *problem)
 {
 	json_t *more = json_object_get(problem, "more"), *list;
 
 	if (!json_is_object(more) || !(more = json_deep_copy(more)))
 		return NULL;
-	while (json_dumpb(more, NULL, 0, JSON_COMPACT) > ERRDOC_MORE_MAX) {
+	while (bytes_of(more) > ERRDOC_MORE_MAX) {
 		list = longest_list(more);
 		if (!list) {
 			json_decref(more);

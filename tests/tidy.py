@@ -134,6 +134,8 @@ BANNED = {
     "strcpy strcat strncpy strncat sprintf vsprintf atoi atol atoll atof strtok gets alloca system popen rand srand mktemp "
     "tmpnam tempnam": (r"", "use base/str, base/buf or the os layer"),
     "malloc calloc realloc free strdup strndup asprintf vasprintf": (r"worker/base/", "memory comes from mem_* or an arena"),
+    "json_dumpb json_dump_callback": (
+        r"worker/base/jtext|api/cli/|tests/", "base/jtext.h: one form of numbers, and memory that runs out is noticed"),
     "json_dumps json_loads json_loadb json_loadf json_load_file json_load_callback": (
         r"worker/base/jtext|api/cli/|tests/", "base/jtext.h: jansson is not safe when memory runs out"),
     "clock_gettime gettimeofday time": (r"worker/base/clock|tests/", "base/clock.h has the clocks"),

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/jtext.h"
 #include "base/mem.h"
 #include "base/str.h"
 
@@ -337,19 +338,13 @@ static FALLIBLE enum err perform(struct client *c, const char *text, struct curl
 	return out->status >= 400 ? take_problem(out->json, out->status) : OK;
 }
 
-static int put_chunk(const char *p, size_t n, void *user)
-{
-	buf_put(user, p, n);
-	return 0;
-}
-
 FALLIBLE enum err client_call(struct client *c, const char *method, const char *path, const json_t *body, struct answer *out)
 {
 	CLEANUP(buf_free) struct buf text = BUF_INIT(16 << 20);
 	struct curl_slist *heads = NULL;
 
 	if (body) {
-		(void)json_dump_callback(body, put_chunk, &text, JSON_COMPACT);
+		jtext_put(&text, body);
 		buf_putc(&text, '\0');
 		TRY(buf_status(&text));
 	}

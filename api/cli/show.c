@@ -7,6 +7,7 @@
 
 #include "api/cli/term.h"
 #include "base/buf.h"
+#include "base/jtext.h"
 #include "base/mem.h"
 #include "base/str.h"
 
@@ -270,7 +271,8 @@ static int print_part(const char *p, size_t n, void *)
 /* Escapes what is beyond ASCII on a terminal: characters there may turn the direction of a line. */
 static void print_json(const json_t *doc, size_t flags)
 {
-	(void)json_dump_callback(doc, print_part, NULL, flags | JSON_ENCODE_ANY | (term_is(stdout) ? JSON_ENSURE_ASCII : 0));
+	flags |= JSON_ENCODE_ANY | jtext_real_flags(doc) | (term_is(stdout) ? JSON_ENSURE_ASCII : 0);
+	(void)json_dump_callback(doc, print_part, NULL, flags);
 }
 
 void show_json(const json_t *doc)

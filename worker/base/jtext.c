@@ -4,9 +4,15 @@
  * until then, and freed. A block that the reader frees is freed at the end: finding it in the note would take longer. */
 #include "base/jtext.h"
 
+#include <math.h>
 #include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
+
+enum { TEXT_MAX = 1 << 30 };
 
 struct blocks {
 	void **p;
@@ -88,14 +94,125 @@ enum err jtext_parse(struct str text, size_t flags, json_t **out)
 	return *out ? OK : ERR(INVALID_JSON, "line %d, column %d: %s", why.line, why.column, why.text);
 }
 
+/* 15, 16 or 17: the fewest digits that read back the same. */
+static int digits_of(double v, char text[40])
+{
+	int digits = 15;
+
+	must(isfinite(v));
+	for (; digits < 17; digits++) {
+		snprintf(text, 40, "%.*g", digits, v);
+		if (strtod(text, NULL) == v)
+			return digits;
+	}
+	snprintf(text, 40, "%.*g", digits, v);
+	return digits;
+}
+
+static size_t digits_in(const json_t *doc)
+{
+	const json_t *value;
+	const char *key;
+	size_t digits = 15, i;
+	char text[40];
+
+	if (json_is_real(doc))
+		return (size_t)digits_of(json_real_value(doc), text);
+	json_array_foreach(doc, i, value) {
+		size_t of = digits_in(value);
+		digits = of > digits ? of : digits;
+	}
+	json_object_foreach((json_t *)(uintptr_t)doc, key, value) {
+		size_t of = digits_in(value);
+		digits = of > digits ? of : digits;
+	}
+	return digits;
+}
+
+size_t jtext_real_flags(const json_t *doc)
+{
+	return JSON_REAL_PRECISION(digits_in(doc));
+}
+
+void jtext_put_double(struct buf *b, double v)
+{
+	char text[40];
+
+	digits_of(v, text);
+	buf_puts(b, text);
+	if (!strpbrk(text, ".e"))
+		buf_puts(b, ".0");
+}
+
+static void put_object(struct buf *b, json_t *object)
+{
+	const char *comma = "", *key;
+	json_t *value;
+
+	buf_putc(b, '{');
+	json_object_foreach(object, key, value) {
+		buf_puts(b, comma);
+		buf_json_str(b, str_of(key));
+		buf_putc(b, ':');
+		jtext_put(b, value);
+		comma = ",";
+	}
+	buf_putc(b, '}');
+}
+
+static void put_array(struct buf *b, const json_t *array)
+{
+	const json_t *value;
+	size_t i;
+
+	buf_putc(b, '[');
+	json_array_foreach(array, i, value) {
+		if (i)
+			buf_putc(b, ',');
+		jtext_put(b, value);
+	}
+	buf_putc(b, ']');
+}
+
+void jtext_put(struct buf *b, const json_t *doc)
+{
+	switch (json_typeof(doc)) {
+	case JSON_OBJECT:
+		put_object(b, (json_t *)(uintptr_t)doc);
+		break;
+	case JSON_ARRAY:
+		put_array(b, doc);
+		break;
+	case JSON_STRING:
+		buf_json_str(b, (struct str){ json_string_value(doc), json_string_length(doc) });
+		break;
+	case JSON_INTEGER:
+		buf_printf(b, "%jd", (intmax_t)json_integer_value(doc));
+		break;
+	case JSON_REAL:
+		jtext_put_double(b, json_real_value(doc));
+		break;
+	case JSON_TRUE:
+	case JSON_FALSE:
+		buf_puts(b, json_is_true(doc) ? "true" : "false");
+		break;
+	case JSON_NULL:
+		buf_puts(b, "null");
+		break;
+	}
+}
+
 char *jtext_of(const json_t *doc)
 {
-	uint64_t failures = mem_failures();
-	char *text = doc ? json_dumps(doc, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+	struct buf b = BUF_INIT(TEXT_MAX);
 
-	if (text && mem_failures() != failures) {
-		mem_free(text);
+	if (!doc)
+		return NULL;
+	jtext_put(&b, doc);
+	buf_putc(&b, '\0');
+	if (buf_status(&b)) {
+		buf_free(&b);
 		return NULL;
 	}
-	return text;
+	return (char *)b.p;
 }

@@ -95,16 +95,11 @@ void jval_drop(json_t **doc)
 	*doc = NULL;
 }
 
-static int put_chunk(const char *p, size_t n, void *user)
-{
-	buf_put(user, p, n);
-	return 0;
-}
-
 FALLIBLE enum err jval_dump(const json_t *doc, struct buf *out)
 {
-	if (json_dump_callback(doc, put_chunk, out, JSON_COMPACT | JSON_ENCODE_ANY) != 0)
+	if (!doc)
 		return ERR(NO_MEMORY, "cannot write JSON");
+	jtext_put(out, doc);
 	return buf_status(out);
 }
 

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/jtext.h"
+
 
 struct jscan jscan_of(struct str text, enum err code)
 {
@@ -356,15 +358,5 @@ enum err jscan_put_str(struct buf *b, struct str s)
 
 void jscan_put_double(struct buf *b, double v)
 {
-	char text[40];
-
-	must(isfinite(v));
-	for (int precision = 15; precision <= 17; precision++) {
-		snprintf(text, sizeof text, "%.*g", precision, v);
-		if (strtod(text, NULL) == v)
-			break;
-	}
-	buf_puts(b, text);
-	if (!strpbrk(text, ".e"))
-		buf_puts(b, ".0");
+	jtext_put_double(b, v);
 }
