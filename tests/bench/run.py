@@ -34,6 +34,7 @@ import page_rows
 import plan_rows
 import python_rows
 import record
+import s3_rows
 import scale_rows
 import server_rows
 import torch_save_rows
@@ -68,6 +69,7 @@ PARTS = {
     "dropin": lambda b: dropin_rows.rows(b, SIZE // 2),
     "c": lambda b: c_rows.rows(b, SIZE),
     "formats": lambda b: format_rows.rows(b, SIZE, drop_caches),
+    "s3": s3_rows.rows,
     "torch_save": lambda b: torch_save_rows.rows(b, SIZE // 2),
 }
 SCALE = {"scale": scale_rows.rows}

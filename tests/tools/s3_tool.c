@@ -3,7 +3,9 @@
  *     s3_tool ENDPOINT BUCKET PREFIX [NAME=VALUE]...        reads commands from stdin, one a line, words between tabs
  *
  * Each command ends with one line "ok …" or "CODE text". Files are sent and filled through one mapping, as a worker's segments are. */
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -203,6 +205,32 @@ static enum err copy(void)             /* copy FROM TO ETAG */
 	return OK;
 }
 
+/* together THREADS TIMES KEY: so many threads delete it so often each, all at once. */
+static void *one_of_many(void *user)
+{
+	uint64_t *failed = user;
+
+	for (uint64_t i = 0; i < number(2); i++)
+		*failed += s3_delete(s3, word[3], NULL) != OK;
+	return NULL;
+}
+
+static enum err together(void)
+{
+	pthread_t thread[64];
+	uint64_t failed[64] = { 0 }, sum = 0, n = num_min(number(1), 64);
+
+	for (uint64_t i = 0; i < n; i++)
+		if (pthread_create(&thread[i], NULL, one_of_many, &failed[i]) != 0)
+			exit(3);
+	for (uint64_t i = 0; i < n; i++) {
+		pthread_join(thread[i], NULL);
+		sum += failed[i];
+	}
+	printf("ok %ju\n", (uintmax_t)sum);
+	return sum ? ERR(STORAGE_IO, "%ju calls failed", (uintmax_t)sum) : OK;
+}
+
 static enum err probe(void)            /* probe KEY */
 {
 	TRY(s3_probe_conditions(s3, word[1], NULL));
@@ -234,7 +262,17 @@ static const struct {
 	{ "delete_many", delete_many }, { "counts", counts }, { "begin", begin }, { "part", part }, { "part_copy", part_copy },
 	{ "complete", complete }, { "abort", abort_upload }, { "uploads", uploads }, { "resume", resume },
 	{ "copy", copy }, { "probe", probe },
+	{ "together", together },
 };
+
+static bool address_ok(void *user, const struct sockaddr *a)
+{
+	const char *refused = user;
+	char text[INET_ADDRSTRLEN] = "";
+
+	inet_ntop(AF_INET, &((const struct sockaddr_in *)a)->sin_addr, text, sizeof text);
+	return strcmp(text, refused) != 0;
+}
 
 static struct s3_config configured(int argc, char **argv)
 {
@@ -255,7 +293,10 @@ static struct s3_config configured(int argc, char **argv)
 			c.credentials_file = v;
 		else if (IS("profile"))
 			c.profile = v;
-		else if (IS("connections"))
+		else if (IS("refuse")) {
+			c.address_ok = address_ok;
+			c.user = (void *)v;
+		} else if (IS("connections"))
 			c.connections = (uint32_t)strtoul(v, NULL, 10);
 		else if (IS("stall_ms"))
 			c.stall_ms = strtol(v, NULL, 10);

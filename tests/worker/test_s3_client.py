@@ -1,9 +1,12 @@
 """The S3 client against SeaweedFS, and against a server that misbehaves as it is told."""
 import hashlib
+import json
 import os
 import socket
+import ssl
 import subprocess
 import time
+import urllib.parse
 
 import pytest
 
@@ -407,3 +410,185 @@ def test_conditions_that_a_server_does_not_heed(fake, liar):
     fake.reset()
     liar.probe("p")
     assert not fake.objects
+
+
+# ---------------------------------------------------------------------------------------------------------------- credentials
+
+
+def signer(fake):
+    """Whose keys, and which token, the last request had."""
+    headers = fake.seen[-1][2]
+    return headers["authorization"].split("Credential=")[1].split("/")[0], headers.get("x-amz-security-token")
+
+
+def keys_json(access, seconds=3600, **more):
+    expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
+    return json.dumps({"AccessKeyId": access, "SecretAccessKey": "hidden", "Token": "token", "Expiration": expires, **more}).encode()
+
+
+def sends(body):
+    return lambda h: servers.answer(h, 200, body)
+
+
+def test_credentials_of_a_file(fake, tmp_path):
+    path = tmp_path / "credentials"
+    path.write_text("# mine\n[default]\naws_access_key_id = AKIAONE\naws_secret_access_key=x=y/+\n\n[other]\r\n"
+                    " aws_access_key_id=AKIATWO\r\naws_secret_access_key = s\r\naws_session_token = t\n[profile third]\nregion = x\n")
+    fake.reset()
+    with Tool(fake.endpoint, credentials=FILE, file=path) as t:
+        t.delete("k")
+        assert signer(fake) == ("AKIAONE", None)
+        path.write_text(path.read_text().replace("AKIAONE", "AKIANEW"))
+        time.sleep(1)
+        fake.script = [says(403, "InvalidAccessKeyId")]  # they were rotated: the file is read anew
+        t.delete("k")
+        assert signer(fake) == ("AKIANEW", None)
+    with Tool(fake.endpoint, credentials=FILE, env={"AWS_SHARED_CREDENTIALS_FILE": str(path), "AWS_PROFILE": "other"}) as t:
+        t.delete("k")
+        assert signer(fake) == ("AKIATWO", "t")
+    for profile, words in [("third", "lacks aws_access_key_id"), ("none", "there is no profile 'none'")]:
+        with Tool(fake.endpoint, credentials=FILE, file=path, profile=profile) as t:
+            assert words in t.fails("forbidden", "delete", "k")
+    with Tool(fake.endpoint, credentials=FILE, file=tmp_path / "none") as t:
+        assert "there is no file" in t.fails("forbidden", "delete", "k")
+
+
+def test_credentials_in_their_order(fake, tmp_path):
+    env = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path)}
+    fake.reset()
+    with Tool(fake.endpoint, credentials=0, env=env) as t:
+        text = t.fails("forbidden", "delete", "k")
+        assert all(w in text for w in ("environment: AWS_ACCESS_KEY_ID", "web identity: ", "file: ", "container: ", "instance: ")), text
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws/credentials").write_text("[default]\naws_access_key_id=AKIAHOME\naws_secret_access_key=s\n")
+    with Tool(fake.endpoint, credentials=0, env=env) as t:
+        t.delete("k")
+        assert signer(fake)[0] == "AKIAHOME"
+    with Tool(fake.endpoint, credentials=0, env={**env, **KEYS, "AWS_SESSION_TOKEN": "temporary"}) as t:
+        t.delete("k")
+        assert signer(fake) == ("a", "temporary")
+    with Tool(fake.endpoint, credentials=NONE) as t:
+        t.delete("k")
+        assert "authorization" not in fake.seen[-1][2]
+
+
+def test_credentials_of_an_instance(fake):
+    env = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": fake.endpoint}
+    fake.reset(sends(b"proof"), sends(b"a role\n"), sends(keys_json("AKIAFIRST", 2)))
+    with Tool(fake.endpoint, credentials=INSTANCE, env=env) as t:
+        t.delete("k")
+        assert [(v, p) for v, p, _ in fake.seen] == [
+            ("PUT", "/latest/api/token"), ("GET", "/latest/meta-data/iam/security-credentials/"),
+            ("GET", "/latest/meta-data/iam/security-credentials/a%20role"), ("DELETE", "/tests/k")]
+        assert fake.seen[0][2]["x-aws-ec2-metadata-token-ttl-seconds"] and fake.seen[2][2]["x-aws-ec2-metadata-token"] == "proof"
+        assert signer(fake) == ("AKIAFIRST", "token")
+        t.delete("k")
+        assert len(fake.seen) == 5
+        time.sleep(2)
+        fake.script = [sends(b"proof"), sends(b"role"), sends(keys_json("AKIASECOND"))]
+        t.delete("k")
+        assert signer(fake) == ("AKIASECOND", "token")
+        fake.script = [says(403, "ExpiredToken")]  # within a second of the fetch: there can be none that are newer
+        assert "ExpiredToken" in t.fails("forbidden", "delete", "k")
+    for body, words in [(b"{}", "sent no AccessKeyId"), (b"[1", "than JSON"), (keys_json("A", Expiration="soon"), "expiry"),
+                        (keys_json("A" * 300), "cannot be used"), (b"hidden" * 20000, "bytes")]:
+        fake.reset(sends(b"proof"), sends(b"role"), sends(body))
+        with Tool(fake.endpoint, credentials=INSTANCE, env=env) as t:
+            text = t.fails("forbidden", "delete", "k")
+            assert words in text and "hidden" not in text
+
+
+def test_keys_are_fetched_once_for_all(fake):
+    def slow(h):
+        time.sleep(0.3)
+        return sends(keys_json("AKIAONE"))(h)
+
+    fake.reset(sends(b"proof"), sends(b"role"), slow)
+    with Tool(fake.endpoint, credentials=INSTANCE, env={"AWS_EC2_METADATA_SERVICE_ENDPOINT": fake.endpoint}) as t:
+        t.together(16, 4, "k")
+    assert sum("/latest/" in path for _, path, _ in fake.seen) == 3 and len(fake.seen) == 3 + 16 * 4
+
+
+def test_credentials_of_a_container(fake, tmp_path):
+    (tmp_path / "token").write_text("Bearer from-file\n")
+    env = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{fake.endpoint}/creds?x=1"}
+    for more, sent in [({}, None), ({"AWS_CONTAINER_AUTHORIZATION_TOKEN": "Bearer it"}, "Bearer it"),
+                       ({"AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token")}, "Bearer from-file")]:
+        fake.reset(sends(keys_json("AKIABOX")))
+        with Tool(fake.endpoint, credentials=CONTAINER, env={**env, **more}) as t:
+            t.delete("k")
+        assert fake.seen[0][1] == "/creds?x=1" and fake.seen[0][2].get("authorization") == sent and signer(fake) == ("AKIABOX", "token")
+    with Tool(fake.endpoint, credentials=CONTAINER, env={"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://10.1.2.3/creds"}) as t:
+        assert "neither https nor on this host" in t.fails("forbidden", "delete", "k")
+
+
+def test_credentials_of_a_web_identity(fake, tmp_path):
+    (tmp_path / "token").write_text("jwt/with=signs\n")
+    env = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/r", "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "token"),
+           "AWS_ENDPOINT_URL_STS": fake.endpoint}
+    asked = []
+
+    def sts(h):
+        asked.append(urllib.parse.parse_qs(h.rfile.read(int(h.headers["Content-Length"])).decode()))
+        return servers.answer(h, 200, b"<AssumeRoleWithWebIdentityResponse xmlns='x'><AssumeRoleWithWebIdentityResult><Credentials>"
+                              b"<AccessKeyId>AKIASTS</AccessKeyId><SecretAccessKey>hidden</SecretAccessKey><SessionToken>tok</SessionToken>"
+                              b"<Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult>"
+                              b"</AssumeRoleWithWebIdentityResponse>")
+
+    fake.reset(sts)
+    with Tool(fake.endpoint, credentials=WEB_IDENTITY, env=env) as t:
+        t.delete("k")
+    assert signer(fake) == ("AKIASTS", "tok")
+    assert asked[0] == {"Action": ["AssumeRoleWithWebIdentity"], "Version": ["2011-06-15"], "RoleArn": ["arn:aws:iam::1:role/r"],
+                        "RoleSessionName": ["dcpd"], "WebIdentityToken": ["jwt/with=signs"]}
+    words = b"<ErrorResponse><Error><Code>InvalidIdentityToken</Code><Message>No provider</Message></Error></ErrorResponse>"
+    fake.reset(lambda h: h.rfile.read(int(h.headers["Content-Length"])) and servers.answer(h, 400, words))
+    with Tool(fake.endpoint, credentials=WEB_IDENTITY, env=env) as t:
+        assert "STS answered 400 InvalidIdentityToken: No provider" in t.fails("forbidden", "delete", "k")
+
+
+# ---------------------------------------------------------------------------------------------------------------- where it is
+
+
+def test_addresses_that_are_refused(fake):
+    fake.reset()
+    with Tool(fake.endpoint, env=KEYS, refuse="127.0.0.1") as t:
+        assert "must not connect to" in t.fails("storage_gone", "head", "k")
+    assert not fake.seen
+
+
+def test_tls_is_verified(tmp_path, fake):
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+                    "-subj", "/CN=x", "-addext", "subjectAltName=DNS:localhost,DNS:a.b.localhost", "-keyout", tmp_path / "key", "-out", tmp_path / "cert"],
+                   check=True, capture_output=True)
+    with Fake() as f:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
+        f.http.socket = context.wrap_socket(f.http.socket, server_side=True)
+        endpoint = f"https://localhost:{f.http.server_port}"
+        with Tool(endpoint, env=KEYS, tries=1) as t:
+            assert "certificate is not trusted" in t.fails("storage_gone", "head", "k")
+        trusted = {**KEYS, "AWS_CA_BUNDLE": str(tmp_path / "cert")}
+        with Tool(endpoint, env=trusted) as t:
+            t.put("k", __file__)
+            assert f.objects["/tests/k"]
+        with Tool(f"https://127.0.0.1:{f.http.server_port}", env=trusted, tries=1) as t:
+            assert "certificate is not trusted" in t.fails("storage_gone", "head", "k")
+
+
+def test_styles_of_addresses(fake, tmp_path):
+    port = fake.http.server_port
+    fake.reset()
+    with Tool(f"http://localhost:{port}", "buck", env=KEYS, virtual=1) as t:
+        t.delete("k")  # *.localhost is this host
+        assert fake.seen[-1][1] == "/k" and fake.seen[-1][2]["host"] == f"buck.localhost:{port}"
+    with Tool(f"http://127.0.0.1:{port}", "buck", env=KEYS, virtual=1) as t:
+        t.delete("k")  # an address has no names below it
+        assert fake.seen[-1][1] == "/buck/k"
+    for endpoint, bucket, more in [("ftp://x", "tests", {}), ("http://u:p@x", "tests", {}), ("http://x/y", "tests", {}),
+                                   ("http://x?y", "tests", {}), ("", "tests", {}), ("http://x", "Tests", {}), ("http://x", "ab", {}),
+                                   ("http://x", "a/b", {}),
+                                   ("http://x", "tests", {"region": "a/b"})]:
+        with pytest.raises(S3Error) as e:
+            Tool(endpoint, bucket, env=KEYS, **more)
+        assert e.value.code == "config"

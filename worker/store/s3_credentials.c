@@ -10,7 +10,7 @@
 
 enum {
 	MARGIN_MS = 300000,            /* so long before they expire, one thread fetches new ones */
-	AGAIN_MS = 10000,              /* and not more often than this, when that failed or they were refused */
+	AGAIN_MS = 1000,               /* and not more often than this, when that failed or they were refused */
 };
 
 struct s3_credentials {
