@@ -2,7 +2,7 @@
  *
  * Every function blocks its caller's thread and may be called from any number of threads at once: a pool of connections stands behind
  * them, which stay open between calls. A call ends by its deadline: `call_ms` of the configuration, or sooner that of struct s3_call.
- * A transfer that stops moving for `stall_ms` ends with ERR_STORAGE_STALLED before its deadline, and is begun anew while there is time.
+ * A transfer that moves next to nothing for `stall_ms` ends with ERR_STORAGE_STALLED before its deadline, and is repeated if there is time.
  *
  * Keys are relative: the configured prefix stands before each, here and in what a list gives. They are bytes of UTF-8, 1 to 1,024 with
  * the prefix. Memory that is sent or filled is the caller's and is used in place.
@@ -65,7 +65,7 @@ struct s3_config {
 	struct str ca_pem;             /* authorities that TLS trusts, copied; empty: AWS_CA_BUNDLE, else the system's, read at s3_open */
 	uint32_t connections;          /* at most so many at once: 32 */
 	int64_t connect_ms;            /* 5 s */
-	int64_t stall_ms;              /* without a byte either way: 20 s */
+	int64_t stall_ms;              /* with less than 64 KiB either way: 20 s */
 	int64_t call_ms;               /* a call with all its repeats: 5 min */
 	uint32_t tries;                /* of one call: 6 */
 

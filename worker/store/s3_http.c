@@ -12,7 +12,8 @@
 #include "base/mem.h"
 #include "base/num.h"
 
-enum { LOCKS = CURL_LOCK_DATA_LAST, RECEIVE_BYTES = 256 << 10, SEND_BYTES = 256 << 10, WORDS_BYTES = 64 << 10, IDLE_S = 60 };
+enum { LOCKS = CURL_LOCK_DATA_LAST, RECEIVE_BYTES = 256 << 10, SEND_BYTES = 256 << 10, WORDS_BYTES = 64 << 10, IDLE_S = 60,
+       PROGRESS_BYTES = 64 << 10 };   /* fewer of them within stall_ms are none: a server that drips one byte at a time stalls */
 
 struct connection {
 	struct connection *next;
@@ -39,8 +40,8 @@ struct transfer {
 	CURL *easy;
 	struct curl_slist *headers;
 	size_t sent;
-	uint64_t moved;
-	int64_t moved_ms;              /* when bytes moved last */
+	uint64_t moved, progress;      /* bytes either way: now; when they last counted */
+	int64_t progress_ms;
 	int64_t stall_ms;
 	bool begun, is_stalled, is_refused, is_cancelled;
 	enum err failed;               /* of x->begin */
@@ -133,11 +134,12 @@ static int on_progress(void *user, curl_off_t, curl_off_t down, curl_off_t, curl
 	uint64_t moved = (uint64_t)down + (uint64_t)up;
 	int64_t now = clock_mono_ms();
 
-	if (moved != t->moved) {
-		t->moved = moved;
-		t->moved_ms = now;
+	t->moved = moved;
+	if (moved - t->progress >= PROGRESS_BYTES || (moved && !t->progress)) {
+		t->progress = moved;
+		t->progress_ms = now;
 	}
-	t->is_stalled = now - t->moved_ms >= t->stall_ms;
+	t->is_stalled = now - t->progress_ms >= t->stall_ms;
 	t->is_cancelled = call && call->go_on && !call->go_on(call->user, moved);
 	return t->is_stalled || t->is_cancelled;
 }
@@ -282,7 +284,7 @@ static enum err failure(const struct transfer *t, CURLcode code, enum s3_outcome
 		return ERR(STORAGE_STALLED, "the object storage does not answer in time: %s", said);
 	case CURLE_ABORTED_BY_CALLBACK:
 		*outcome = S3_STALLED;
-		return ERR(STORAGE_STALLED, "no byte moved for %jd s, after %ju bytes: the object storage stalls",
+		return ERR(STORAGE_STALLED, "almost no bytes moved for %jd s, after %ju bytes: the object storage stalls",
 			   (intmax_t)(t->stall_ms / 1000), (uintmax_t)t->moved);
 	default:
 		*outcome = S3_BROKEN;
@@ -366,8 +368,8 @@ enum err s3_http_do(struct s3_http *h, struct s3_exchange *x, enum s3_outcome *o
 	x->got = 0;
 	x->is_long = false;
 	t.easy = c->easy;
-	t.moved_ms = clock_mono_ms();
-	enum err e = set_up(&t, (int64_t)num_max(1, (uint64_t)(x->deadline_ms - t.moved_ms)));
+	t.progress_ms = clock_mono_ms();
+	enum err e = set_up(&t, (int64_t)num_max(1, (uint64_t)(x->deadline_ms - t.progress_ms)));
 	if (!e) {
 		atomic_fetch_add_explicit(&h->requests, 1, memory_order_relaxed);
 		e = judge(&t, curl_easy_perform(c->easy), outcome);
