@@ -22,6 +22,8 @@ import zlib
 from dcpd import ROOT, clean_environment, wait_for
 
 ACCESS, SECRET = "AKIATESTS", "secret/of+tests"
+TOOL = pathlib.Path(os.environ.get("TESTBIN", ROOT / "build/test/release")) / "tools/s3_tool"
+ENV, FILE, WEB_IDENTITY, CONTAINER, INSTANCE, NONE = range(1, 7)  # enum s3_credentials_from
 GRPC = 10000  # SeaweedFS's own ports stand so far above those of HTTP
 
 
@@ -124,6 +126,65 @@ class Server:
             yield
         finally:
             os.killpg(self.process.pid, signal.SIGCONT)
+
+
+class S3Error(Exception):
+    def __init__(self, line):
+        self.code, _, self.text = line.partition(" ")
+        super().__init__(line)
+
+
+class Tool:
+    """tests/tools/s3_tool: a process with one S3 client of dcpd's."""
+
+    def __init__(self, endpoint, bucket="tests", prefix="", env=None, **config):
+        config.setdefault("credentials", ENV)
+        env = {k: v for k, v in clean_environment(**(env or {})).items() if not k.startswith("AWS_") or k in (env or {})}
+        self.process = subprocess.Popen([TOOL, endpoint, bucket, prefix, *(f"{k}={v}" for k, v in config.items())], env=env, text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            self.answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def answer(self):
+        rows = []
+        while (line := self.process.stdout.readline().rstrip("\n")).startswith("- "):
+            rows.append(line[2:].split("\t"))
+        if line != "ok" and not line.startswith("ok "):
+            raise S3Error(line)
+        return rows or line[3:].split("\t")
+
+    def __getattr__(self, command):
+        def run(*words):
+            self.process.stdin.write("\t".join([command, *map(str, words)]) + "\n")
+            self.process.stdin.flush()
+            return self.answer()
+        return run
+
+    def fails(self, code, command, *words):
+        """The text of the error, which must be this one."""
+        try:
+            got = getattr(self, command)(*words)
+        except S3Error as e:
+            assert e.code == code, e
+            return e.text
+        raise AssertionError(f"{command} succeeded: {got}")
+
+    def keys(self, prefix=""):
+        rows = self.list(prefix)
+        return [row[0] for row in rows] if rows != [""] else []
+
+    def close(self):
+        self.process.stdin.close()
+        assert self.process.wait(60) in (0, 1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------- a server that lies
@@ -255,3 +316,110 @@ def hangs(seconds):
         time.sleep(seconds)
         return False
     return step
+
+
+# ---------------------------------------------------------------------------------------------------------------- a network that fails
+
+
+def read_message(f):
+    """The head of a message, its fields, and its body as it came. b"" for a connection that ended."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        line = f.readline(65536)
+        if not line:
+            return b"", {}, b""
+        head += line
+    fields = {k.strip(): v.strip() for k, v in (line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:] if b":" in line)}
+    if fields.get(b"transfer-encoding") != b"chunked":
+        return head, fields, None
+    body = b""
+    while True:
+        size = f.readline()
+        body += size + f.read(int(size, 16) + 2)
+        if int(size, 16) == 0:
+            return head, fields, body
+
+
+class Proxy:
+    """Between dcpd and a server, on an address of its own. `fault(verb, path, number)` names what happens to a request, or nothing:
+
+        "500", "slow"   the server is not asked: InternalError, SlowDown
+        "cut"           the connection is reset before the server is asked
+        "lost"          the server does it, and the answer is lost
+        "short"         half of the answer's body comes, then a reset
+        "flip_up", "flip_down"   one byte of what a PUT sends, or of what comes, is another
+        a number        so many seconds pass before the server is asked
+    """
+
+    def __init__(self, endpoint):
+        u = urllib.parse.urlsplit(endpoint)
+        self.server = (u.hostname, u.port)
+        self.fault = lambda verb, path, number: None
+        self.lock, self.count, self.done = threading.Lock(), 0, []
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.endpoint = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(target=self.serve, args=(client,), daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+    def serve(self, client):
+        with contextlib.suppress(OSError, ValueError), client, socket.create_connection(self.server) as server:
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            asked, answered = client.makefile("rb"), server.makefile("rb")
+            while self.one(client, server, asked, answered):
+                pass
+
+    def reset(self, client):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        return False
+
+    def one(self, client, server, asked, answered):
+        head, fields, _ = read_message(asked)
+        if not head:
+            return False
+        body = bytearray(asked.read(int(fields.get(b"content-length", 0))))
+        verb, path, _ = head.split(b" ", 2)
+        with self.lock:
+            self.count += 1
+            what = self.fault(verb.decode(), path.decode(), self.count)
+            if what:
+                self.done.append((what, verb.decode(), path.decode()))
+        if what in ("500", "slow"):
+            text = error("InternalError" if what == "500" else "SlowDown")
+            status = b"500 Internal" if what == "500" else b"503 Slow Down"
+            text = b"" if verb == b"HEAD" else text
+            client.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text))
+            return True
+        if what == "cut":
+            return self.reset(client)
+        if isinstance(what, float):
+            time.sleep(what)
+        if what == "flip_up" and body and verb == b"PUT":
+            body[len(body) // 2] ^= 1
+        server.sendall(head + body)
+        head, fields, body = read_message(answered)
+        if body is None:
+            empty = verb == b"HEAD" or head.split(b" ")[1] in (b"204", b"304")
+            body = answered.read(0 if empty else int(fields.get(b"content-length", 0)))
+        body = bytearray(body)
+        if what == "lost":
+            return self.reset(client)
+        if what == "short" and body:
+            client.sendall(head + body[:len(body) // 2])
+            return self.reset(client)
+        if what == "flip_down" and body:
+            body[len(body) // 2] ^= 1
+        client.sendall(head + body)
+        return bool(head)

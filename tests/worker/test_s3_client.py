@@ -11,64 +11,9 @@ import urllib.parse
 import pytest
 
 import s3_server as servers
-from dcpd import clean_environment
-from s3_server import Fake, cut, done_but_unheard, error, hangs, says
+from s3_server import CONTAINER, ENV, FILE, INSTANCE, NONE, WEB_IDENTITY, Fake, S3Error, Tool, cut, done_but_unheard, error, hangs, says
 
-TOOL = os.path.join(os.environ.get("TESTBIN", "build/test/release"), "tools/s3_tool")
-ENV, FILE, WEB_IDENTITY, CONTAINER, INSTANCE, NONE = range(1, 7)
 ODD = "a b/=+~!*'()ü?&#%%41.x:@,;$[]{}|^`\"<>"
-
-
-class S3Error(Exception):
-    def __init__(self, line):
-        self.code, _, self.text = line.partition(" ")
-        super().__init__(line)
-
-
-class Tool:
-    """tests/tools/s3_tool: a process with one client."""
-
-    def __init__(self, endpoint, bucket="tests", prefix="", env=None, **config):
-        config.setdefault("credentials", ENV)
-        env = {k: v for k, v in clean_environment(**(env or {})).items() if not k.startswith("AWS_") or k in (env or {})}
-        self.process = subprocess.Popen([TOOL, endpoint, bucket, prefix, *(f"{k}={v}" for k, v in config.items())], env=env, text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        try:
-            self.answer()
-        except BaseException:
-            self.close()
-            raise
-
-    def answer(self):
-        rows = []
-        while (line := self.process.stdout.readline().rstrip("\n")).startswith("- "):
-            rows.append(line[2:].split("\t"))
-        if line != "ok" and not line.startswith("ok "):
-            raise S3Error(line)
-        return rows or line[3:].split("\t")
-
-    def __getattr__(self, command):
-        def run(*words):
-            self.process.stdin.write("\t".join([command, *map(str, words)]) + "\n")
-            self.process.stdin.flush()
-            return self.answer()
-        return run
-
-    def fails(self, code, command, *words):
-        with pytest.raises(S3Error) as e:
-            getattr(self, command)(*words)
-        assert e.value.code == code, e.value
-        return e.value.text
-
-    def close(self):
-        self.process.stdin.close()
-        assert self.process.wait(60) in (0, 1)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +197,7 @@ def test_transient_errors_are_repeated(fake, liar, content, tmp_path):
     fake.reset()
     liar.put("a/../b//c", content)
     assert fake.seen[0][1] == "/tests/a/../b//c"
-    fake.reset(says(400, "MalformedXML"), says(403, "AccessDenied"))
+    fake.reset(says(400, "InvalidPart"), says(403, "AccessDenied"))
     liar.fails("storage_io", "put", "k", content)
     liar.fails("forbidden", "put", "k", content)
     assert len(fake.seen) == 2  # neither was

@@ -178,7 +178,8 @@ static const struct meaning {
 	{ "SignatureDoesNotMatch", ERR_FORBIDDEN, S3_RENEW },
 	{ "AccessDenied", ERR_FORBIDDEN, S3_FINAL },
 	{ "RequestTimeTooSkewed", ERR_FORBIDDEN, S3_FINAL },
-	{ "BadDigest", ERR_STORAGE_IO, S3_REPEAT },                            /* bytes changed on their way */
+	{ "BadDigest", ERR_STORAGE_IO, S3_REPEAT },                            /* these: bytes changed on their way */
+	{ "MalformedXML", ERR_STORAGE_IO, S3_REPEAT },
 	{ "XAmzContentChecksumMismatch", ERR_STORAGE_IO, S3_REPEAT },
 	{ "XAmzContentSHA256Mismatch", ERR_STORAGE_IO, S3_REPEAT },
 	{ "IncompleteBody", ERR_STORAGE_IO, S3_REPEAT },
