@@ -61,7 +61,7 @@ static void run(bool put, unsigned threads)
 	puts_it = put;
 	atomic_store(&next, 0);
 	if (put)
-		need(s3_upload_begin(s3, key, NULL, id));
+		need(s3_upload_begin(s3, key, NULL, NULL, id));
 	for (unsigned i = 0; i < threads; i++)
 		if (pthread_create(&thread[i], NULL, mover, NULL) != 0)
 			exit(1);

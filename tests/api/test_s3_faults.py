@@ -1,0 +1,201 @@
+"""Whole jobs on object storage that misbehaves: lost answers, resets, errors, flipped bytes, two writers, processes that are killed, keys
+that may not write, servers that heed no condition."""
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+from s3_server import Fake, Proxy, Tool
+from test_s3 import MB, loads, names, options, ref, saved, state
+
+import dcpd as lib
+
+HARMLESS = ("500", "slow", "cut", "lost", "short", "flip_up")  # a client that repeats gets over them
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server):
+    with Proxy(s3_server.endpoint) as p:
+        p.region = s3_server.region
+        yield p
+
+
+@pytest.fixture(autouse=True)
+def calm(proxy):
+    proxy.fault, proxy.done = lambda *_: None, []
+    yield
+    proxy.fault = lambda *_: None
+
+
+@pytest.fixture(scope="module")
+def place():
+    return lib.fresh("faults")
+
+
+def daemon(home, proxy, server, place, **more):
+    home.mkdir(exist_ok=True)
+    return lib.Daemon(home, {"main": home / "main", "s3": f"s3://{server.bucket}/{place}"}, options(proxy),
+                      env={**server.environment(), **more})
+
+
+@pytest.fixture(scope="module")
+def d(tmp_path_factory, proxy, s3_server, place):
+    d = daemon(tmp_path_factory.mktemp("s3faults"), proxy, s3_server, place)
+    yield d
+    d.discard()
+
+
+@pytest.fixture(scope="module")
+def s3(s3_server, place):
+    with Tool(s3_server.endpoint, s3_server.bucket, f"{place}/", s3_server.environment()) as t:
+        yield t
+
+
+def problem(d, images, name):
+    """The error of a save, at once or in the end; None: it succeeded."""
+    sd = lib.fresh()
+    d.put(sd, images)
+    answer = d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": sd}, "target": ref("s3", name)})
+    job = d.api.wait(answer.json["id"]) if answer.status == 202 else {"error": answer.json, "state": "failed"}
+    d.drop(sd)
+    return None if job["state"] == "succeeded" else job["error"]
+
+
+def test_a_bad_network_tears_nothing(d, proxy, s3):
+    seed = int(os.environ.get("DCPD_SEED", random.randrange(1 << 32)))
+    rng = random.Random(seed)
+    print(f"DCPD_SEED={seed}")
+    proxy.fault = lambda *_: rng.choice(HARMLESS) if rng.random() < 0.15 else None
+    kept = {}
+    for i in range(40 if lib.FULL else 5):
+        name, images = saved(d, f"bad/{i}", size=rng.choice((3000, 9 * MB + 17, 20 * MB)))
+        kept[name] = images
+        if i % 3 == 2:
+            gone = rng.choice(sorted(kept))
+            d.api.run("delete", target=ref("s3", gone))
+            del kept[gone]
+    for name, images in kept.items():
+        loads(d, name, images)
+    assert sorted(names(d, prefix="bad/")) == sorted(kept)
+    proxy.fault = lambda *_: None
+    assert len({what for what, *_ in proxy.done}) >= 4, proxy.done
+    assert {k.rsplit("/", 1)[0] for k in s3.keys("bad/")} == set(kept)
+    lib.wait_for(lambda: s3.keys(".dcpd/") == [], 10, "marks of attempts gone")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_commit_whose_answer_is_lost_is_done_once(d, proxy, overwrite):
+    name, images = f"lost/{lib.fresh()}", state()
+    if overwrite:
+        saved(d, name)
+    lost = []
+
+    def fault(verb, path, _):
+        if verb == "PUT" and path.endswith(f"{name}/.metadata") and not lost:
+            lost.append(path)
+            return "lost"
+
+    proxy.fault = fault
+    saved(d, name, images=images, **({"options": {"overwrite": True}} if overwrite else {}))
+    assert lost
+    loads(d, name, images)
+
+
+def test_flipped_bytes_are_found(d, proxy):
+    name, images = saved(d, size=MB)
+    sd = lib.fresh()
+    d.put(sd, [lib.image({k: (t, shape, bytes(len(b))) for k, (t, shape, b) in lib.Image(i).entries.items()}) for i in images])
+    proxy.fault = lambda verb, path, _: "flip_down" if verb == "GET" and ".distcp" in path and "?" not in path else None
+    d.api.fails("load", "digest_mismatch", source=ref("s3", name), target={"state_dict": sd})
+    assert proxy.done
+    proxy.fault = lambda *_: None
+    d.drop(sd)
+    loads(d, name, images)
+
+
+def test_of_two_writers_one_wins(d, proxy, s3_server, place, tmp_path):
+    other = daemon(tmp_path / "other", proxy, s3_server, place)
+    try:
+        for _ in range(4):
+            name, ends = f"race/{lib.fresh()}", {}
+
+            def save(who, images):
+                ends[who] = problem(who, images, name)
+
+            both = {who: state(size=100_000) for who in (d, other)}
+            threads = [threading.Thread(target=save, args=x) for x in both.items()]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            [winner] = [who for who, error in ends.items() if not error]
+            [loser] = [error for error in ends.values() if error]
+            assert loser["code"] in ("checkpoint_exists", "target_busy"), loser
+            loads(d, name, both[winner])
+    finally:
+        other.discard()
+
+
+def test_kills_leave_whole_checkpoints_or_none(d, proxy, s3):
+    rng = random.Random(lib.fresh())
+    for i in range(4):
+        name, images, sd = f"killed/{lib.fresh()}", state(9 * MB), lib.fresh()
+        d.put(sd, images)
+        proxy.fault = lambda verb, *_: 0.05 if verb == "PUT" else None  # time to strike
+        job = d.api.submit("save", source={"state_dict": sd}, target=ref("s3", name))["id"]
+        time.sleep(rng.uniform(0.02, 0.5))
+        if i % 2:
+            for pid in d.workers():
+                os.kill(pid, signal.SIGKILL)
+        else:
+            d.kill()
+            d.start()
+        proxy.fault = lambda *_: None
+        end = d.api.wait(job, 60)
+        if end["state"] == "succeeded":
+            loads(d, name, images)
+        else:
+            assert end["error"]["code"] and name not in names(d), end
+            assert f"{name}/.metadata" not in s3.keys(f"{name}/")
+        d.drop(sd)
+
+    def swept():
+        keys = s3.keys("killed/")
+        return all(k.rsplit("/", 1)[0] + "/.metadata" in keys for k in keys)
+
+    lib.wait_for(swept, 20, "what was killed is swept")
+
+
+# ---------------------------------------------------------------------------------------------------------------- what cannot work
+
+
+def test_a_storage_that_heeds_no_condition_is_not_written_to(tmp_path):
+    """Two commits could overwrite each other there: dcpd says so, and serves the other storages."""
+    class Heedless(Fake):
+        def usual(self, h):
+            del h.headers["If-None-Match"], h.headers["If-Match"]
+            super().usual(h)
+
+    with Heedless() as heedless:
+        d = lib.Daemon(tmp_path, {"main": tmp_path / "main", "s3": f"s3://{Fake.bucket}/x"}, [f"--s3=s3.endpoint={heedless.endpoint}"],
+                       env={"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"})
+        try:
+            saved(d, storage="main")
+            error = problem(d, state(), "x")
+            assert "does not heed If-None-Match" in error["detail"], error
+            assert not any(".metadata" in path for verb, path, _ in heedless.seen if verb == "PUT")
+        finally:
+            d.discard()
+
+
+def test_keys_that_may_only_read(tmp_path, proxy, s3_server, place, d):
+    name, images = saved(d)
+    reader = daemon(tmp_path, proxy, s3_server, place, AWS_ACCESS_KEY_ID="AKIAREADER")
+    try:
+        loads(reader, name, images)
+        error = problem(reader, images, lib.fresh())
+        assert error["code"] == "forbidden" and "AccessDenied" in error["detail"], error
+    finally:
+        reader.discard()
