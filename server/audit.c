@@ -67,7 +67,7 @@ FALLIBLE enum err audit_list(struct server *s, struct str before, uint32_t limit
 	struct page page = { .out = out, .left = limit };
 	uint64_t from = 0;
 
-	if (before.n && (!str_to_u64(before, &from) || from == 0 || from > INT64_MAX))
+	if (before.n && (!str_to_u64(before, &from) || from > INT64_MAX))
 		return ERR(INVALID_REQUEST, "the query's \"page_token\" is none of ours");
 	buf_puts(out, "{\"audit\":[");
 	TRY(journal_read_audit(s->journal, (int64_t)from, limit + 1, put_row, &page));

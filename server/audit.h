@@ -21,5 +21,5 @@ struct audit_entry {
 
 /* fn may be NULL; it hears ERR_STORAGE_FULL or ERR_JOURNAL. Without fn the row is written when there is space again. */
 void audit_add(struct server *s, const struct audit_entry *entry, done_fn fn, void *user);
-/* Appends {"audit":[…],"next_page_token"}, newest first. before: a page token; n == 0: from the newest. ERR_INVALID_REQUEST. */
+/* Appends {"audit":[…],"next_page_token"}, newest first. before: a page token; n == 0, or "0": from the newest. ERR_INVALID_REQUEST. */
 FALLIBLE enum err audit_list(struct server *s, struct str before, uint32_t limit, struct buf *out);
