@@ -11,6 +11,7 @@ to must be what a policy may remove.
 A failure says seed, step and the last steps. The same seed takes the same steps, but for what hangs on the time at which a policy acts.
 """
 import collections
+import contextlib
 import errno
 import fnmatch
 import http.client
@@ -278,8 +279,8 @@ class Catalogue:
             if self.is_busy(name):
                 continue
             before = {**{n: c for n, (c, at) in self.recent.items() if time.monotonic() - at < GRACE}, **self.seen, **now}
-            if name in before:
-                why = self.why_not(name, before, now)
+            if name in before:  # by what was there before this step, or by what is there now
+                why = self.why_not(name, before, now) and self.why_not(name, {**before, **self.seen}, now)
             else:  # it went between two lists; ids and times grow no more behind a lost journal and a clock that was ahead
                 newer = [n for n, c in now.items() if run_of(n) == run_of(name) and c["made_by"]["job"] > self.names[name].job]
                 is_odd = newer or (self.jumped and self.counts["lose_journal"])
@@ -531,7 +532,8 @@ class Catalogue:
 
         def end(j):
             if j["state"] == "succeeded":
-                self.names[target] = Entry(new.content, j["id"], base, old.job)
+                is_far = self.tier and not (self.d.storages["main"] / base).exists()  # it had gone, and its copy served
+                self.names[target] = Entry(new.content, j["id"], base, "" if is_far else old.job)
 
         codes = {*self.reading(base), *self.reading(source), "validation_failed", "storage_full"}
         self.submit("delta", [target, base, source], codes, end, base={"storage": "main", "name": base},
@@ -707,9 +709,9 @@ class Catalogue:
         self.say("a full disk, but for", pages, "pages")
         st = os.statvfs(self.disk)
         free = max(0, st.f_bavail * st.f_frsize - pages * 4096)
-        with open(ballast, "wb") as f:
-            os.posix_fallocate(f.fileno(), 0, max(1, free))
         try:
+            with open(ballast, "wb") as f, contextlib.suppress(OSError):  # a chain's copy may have taken some of it
+                os.posix_fallocate(f.fileno(), 0, max(1, free))
             self.disturbed(lambda: [self.some_step() for _ in range(2)])
         finally:
             ballast.unlink()
