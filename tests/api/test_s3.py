@@ -106,6 +106,15 @@ def test_save_and_load(d, size):
     loads(d, name, images)
 
 
+def test_many_tensors(d):
+    """Metadata of more than one PUT takes, whose size is not told before its end."""
+    image = lib.image({f"layers.{i}.weight": ("F32", [2], os.urandom(8)) for i in range(5000)})
+    name, images = saved(d, images=[image])
+    loads(d, name, images)
+    verified = d.api.run("verify", source=ref("s3", name), level="values")["result"]
+    assert verified["verified_bytes"] > 0 and verified["unverified_bytes"] == 0, verified
+
+
 def test_reads(d):
     name, images = saved(d)
     shown = d.api.get(d.api.storage_path("s3", name)).ok(200)

@@ -392,7 +392,10 @@ enum err s3_part_finish(struct store_at *file, bool durable, const char *name)
 	enum err e = OK;
 
 	(void)durable; /* whatever S3 says it has is */
+	pthread_mutex_lock(&u->lock);
 	set_piece_bytes(u);
+	u->is_sized = true; /* what was streamed ends here: its last part is no longer than its bytes */
+	pthread_mutex_unlock(&u->lock);
 	if (u->is_finished)
 		e = ERR(INTERNAL, "'%s' was finished before", name);
 	if (!e && !is_small(u))
