@@ -253,8 +253,10 @@ PYTEST = BIN=$(abspath $(BIN)) TESTBIN=$(abspath $(TESTBIN)) PYTHONDONTWRITEBYTE
 PYTESTS := $(wildcard tests/worker tests/api tests/interop tests/fault tests/e2e)
 FLAKY := build/test/flaky
 FAILED := build/test/failed
-# Given pytest's arguments. With DCPD_RETRY=1, five failures at most are run once more.
-retrying = tests/retry.sh $(FLAKY) $(FAILED) env $(PYTEST) $(1)
+# Given pytest's arguments. With DCPD_RETRY=1, five failures at most are run once more. Tests do not see it: dcpd refuses variables that it
+# does not know.
+unexport DCPD_RETRY
+retrying = RETRY=$(DCPD_RETRY) tests/retry.sh $(FLAKY) $(FAILED) env $(PYTEST) $(1)
 # The end of a recipe: what was flaky or failed is named once more, below all that the sets of tests said.
 summary = rc=$$?; \
 	  if [ -s $(FLAKY) ]; then echo 'FLAKY, to be worked off:'; sed 's/^/  /' $(FLAKY); fi; \

@@ -126,8 +126,15 @@ FALLIBLE enum err h_job_cancel(struct req *r)
 FALLIBLE enum err h_job_retry(struct req *r)
 {
 	struct principal who = req_principal(r);
+	enum job_kind kind;
 
 	TRY(check_action(r));
+	TRY(job_kind_of(r->core, r->parts[2], &kind));
+	if (kind == JOB_DELETE) { /* as its first attempt */
+		TRY(auth_scope(r, SCOPE_ADMIN));
+		r->audit = "checkpoint.delete";
+		snprintf(r->audit_job, sizeof r->audit_job, "%s", r->parts[2].p);
+	}
 	req_hold(r);
 	job_retry(r->core, &who, r->parts[2], on_changed, r);
 	return OK;

@@ -60,21 +60,23 @@ static void put_subject(const struct req *r, char out[AUDIT_SUBJECT_MAX])
 			 (int)c.n, c.p);
 }
 
-/* Notes who has changed what, on disk before the client hears of it. false: nothing is to be waited for. */
-static bool audits(struct req *r)
+/* Notes who has changed what, on disk before the client hears of it. false: nothing is to be waited for. dropped: the client has had another
+ * answer (the daemon ends); what it asked for is done all the same. */
+static bool audits(struct req *r, unsigned status, bool dropped)
 {
 	char subject[AUDIT_SUBJECT_MAX];
 
-	if (!r->audit || r->status >= 300 || !r->core->journal)
+	if (!r->audit || status >= 300 || !r->core->journal)
 		return false;
 	put_subject(r, subject);
 	bool has_url = strncmp(r->audit, "webhook.", 8) == 0; /* which may have a password in it */
 	const struct audit_entry entry = { .uid = r->caller.uid, .token = r->caller.token, .policy = "", .action = r->audit,
 					   .subject = subject, .job = r->audit_job, .request = has_url ? NULL : r->body };
-	if (r->suspended)
+	bool waits = r->suspended && !dropped;
+	if (waits)
 		req_hold(r);
-	audit_add(r->core, &entry, r->suspended ? on_audited : NULL, r);
-	return r->suspended;
+	audit_add(r->core, &entry, waits ? on_audited : NULL, r);
+	return waits;
 }
 
 static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD_Response *m, const char *type, bool page)
@@ -87,13 +89,14 @@ static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD
 	}
 	/* Takes m. An answer to a request that has one already, or whose client was given up, is dropped. */
 	if (r->answered || r->finished) {
+		audits(r, status, true);
 		MHD_destroy_response(m);
 		return OK;
 	}
 	r->answered = true;
 	r->answer = m;
 	r->status = status;
-	if (!audits(r))
+	if (!audits(r, status, false))
 		http_wake(r);
 	return OK;
 }

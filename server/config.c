@@ -607,11 +607,22 @@ static FALLIBLE enum err derive(struct config *c, char *const *env)
 	return set_printf(&c->tokens_file, "%s/tokens", c->state_dir);
 }
 
+/* Help, manual and version are the same whatever the environment and the file say, right or wrong. */
+static bool only_prints(int argc, char *const *argv)
+{
+	for (int i = 1; i < argc; i++)
+		if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "--version") == 0 || strncmp(argv[i], "--manual", 8) == 0)
+			return true;
+	return false;
+}
+
 static FALLIBLE enum err load(struct config *c, int argc, char *const *argv, char *const *env)
 {
 	for (size_t i = 0; i < OPTIONS; i++)
 		if (table[i].fallback)
 			TRY(set(c, &table[i], STR(""), str_of(table[i].fallback), CONFIG_DEFAULT));
+	if (only_prints(argc, argv))
+		return read_argv(c, argc, argv, false);
 	TRY(read_env(c, env, true));
 	TRY(read_argv(c, argc, argv, true));
 	if (c->config_file)

@@ -506,6 +506,15 @@ FALLIBLE enum err job_state_of(struct server *s, struct str id, enum job_state *
 	return OK;
 }
 
+FALLIBLE enum err job_kind_of(struct server *s, struct str id, enum job_kind *out)
+{
+	struct job *j;
+
+	TRY(job_find(s, id, &j));
+	*out = j->kind;
+	return OK;
+}
+
 FALLIBLE enum err job_plan(struct server *s, struct str id, struct buf *out)
 {
 	struct job *j;

@@ -59,6 +59,7 @@ uint64_t job_version(struct server *s, struct str id);
 /* ERR_NOT_FOUND also while there is no plan yet. */
 FALLIBLE enum err job_plan(struct server *s, struct str id, struct buf *out);
 FALLIBLE enum err job_state_of(struct server *s, struct str id, enum job_state *out);
+FALLIBLE enum err job_kind_of(struct server *s, struct str id, enum job_kind *out);
 
 /* filter: terms joined by " AND ": state=running, kind=save, labels.KEY=value, target=main:run1/step-100; a value may be in double
  * quotes. ERR_VALIDATION_FAILED for anything else. Newest first. Appends {"jobs":[…],"next_page_token"?}. */

@@ -1,5 +1,5 @@
 #!/bin/bash
-# retry.sh FLAKY-LIST FAILED-LIST PYTEST [ARGUMENT]...: runs pytest. With DCPD_RETRY=1 and five failures at most, those are run once
+# retry.sh FLAKY-LIST FAILED-LIST PYTEST [ARGUMENT]...: runs pytest. With RETRY=1 and five failures at most, those are run once
 # more, in a new process; what passes then is added to the first list, and counts as passed. More failures than that are no machine's
 # fault. What failed is added to the second list. T=WORD picks tests by name: that there is none here is no failure then.
 #
@@ -7,6 +7,8 @@
 # another pytest begins.
 set -u
 
+retry=${RETRY:-}
+unset RETRY
 flaky=$1
 list=$2
 shift 2
@@ -27,7 +29,7 @@ fail() {
 rc=$?
 [ $rc -ne 5 ] || [ -z "${T:-}" ] || rc=0
 [ $rc -ne 0 ] || { rm -rf "$PYTEST_DEBUG_TEMPROOT"; exit 0; }
-[ $rc -eq 1 ] && [ "${DCPD_RETRY:-}" = 1 ] || fail $rc
+[ $rc -eq 1 ] && [ "$retry" = 1 ] || fail $rc
 first=$(names)
 [ -n "$first" ] && [ "$(wc -l <<<"$first")" -le 5 ] || fail $rc
 echo "run once more: $first"

@@ -1,10 +1,12 @@
 """Several tokens: what each scope may, that a change of the file counts at once or not at all, and how often one may ask."""
 import hashlib
+import shutil
 import signal
 import subprocess
 import time
 
 import pytest
+from crafted import FIXTURES
 
 import dcpd as lib
 
@@ -65,6 +67,23 @@ def test_each_scope_may_what_it_says(several):
     assert several.api.get("/v1/capabilities").json["scope"] == "admin", "no token, but the socket says who it is"
     weak = {"Authorization": "Bearer " + TOKENS["grafana"][1]}
     several.api.post("/v1/jobs", SPEC, headers=weak).problem("forbidden", status=403)
+
+
+def test_a_delete_is_tried_again_by_who_may_delete(several):
+    folder = several.storages["main"] / "run1"
+    shutil.copytree(FIXTURES / "torch-2.15.0/plain/checkpoint", folder / "stays")
+    if subprocess.run(["chattr", "+i", folder], capture_output=True).returncode != 0:
+        pytest.skip("this file system has no immutable folders")
+    try:
+        job = several.api.request("POST", "/v1/jobs", {"kind": "delete", "target": {"storage": "main", "name": "run1/stays"}}).ok(202)["id"]
+        assert several.api.wait(job)["state"] == "failed"
+    finally:
+        subprocess.run(["chattr", "-i", folder], check=True)
+    for name in ("grafana", "trainer"):
+        by(several, TOKENS[name][1]).post(f"/v1/jobs/{job}:retry").problem("forbidden", status=403)
+    by(several, TOKENS["ops"][1]).post(f"/v1/jobs/{job}:retry").ok(202)
+    row = several.api.get("/v1/audit?page_size=1").json["audit"][0]
+    assert (row["action"], row["token"], row["job"]) == ("checkpoint.delete", "ops", job)
 
 
 def test_what_is_no_token(several):

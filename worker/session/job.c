@@ -90,6 +90,8 @@ enum err job_tell_io(struct worker *w)
 	CLEANUP(buf_free) struct buf b = BUF_INIT(64 << 10);
 	bool empty = false;
 
+	if (!w->conn) /* in a program of a user's (api/c): nobody counts */
+		return OK;
 	each(s, w->stores.v, w->stores.count) {
 		uint64_t bytes_read = s->top >= 0 ? s->ops->count(s, false) : 0, written = s->top >= 0 ? s->ops->count(s, true) : 0;
 		if (bytes_read || written)
