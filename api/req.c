@@ -60,8 +60,8 @@ static void put_subject(const struct req *r, char out[AUDIT_SUBJECT_MAX])
 			 (int)c.n, c.p);
 }
 
-/* Notes who has changed what, on disk before the client hears of it. false: nothing is to be waited for. dropped: the client has had another
- * answer (the daemon ends); what it asked for is done all the same. */
+/* Notes who has changed what, on disk before the client hears of it. false: nothing is to be waited for. dropped: the client has had
+ * another answer (the daemon ends); what it asked for is done all the same. */
 static bool audits(struct req *r, unsigned status, bool dropped)
 {
 	char subject[AUDIT_SUBJECT_MAX];
