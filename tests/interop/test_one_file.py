@@ -51,7 +51,7 @@ def test_safetensors_made_replaced_and_removed(d):
     shown = d.api.get(d.api.storage_path("main", target["name"])).ok()
     assert shown["format"] == "safetensors" and shown["files"] == 1 and shown["tensors"] == len(want)
     checked = d.api.run("verify", source=at)["result"]
-    assert checked["verified_bytes"] == 0 and checked["unverified_bytes"] >= sum(v.nbytes for v in want.values())
+    assert checked["verified_bytes"] == sum(v.nbytes for v in want.values()) and checked["unverified_bytes"] <= 4096  # the header
     assert d.api.fails("reshard", "checkpoint_exists", source=source_of(d, want), target=target)
     other = tensors(2)
     with open(folder / "sub/model.safetensors", "rb") as reader:
@@ -64,6 +64,31 @@ def test_safetensors_made_replaced_and_removed(d):
     assert sorted(n for n in os.listdir(folder / "sub") if not n.endswith("notes.json")) == both
     d.api.run("delete", target=at)
     lib.wait_for(lambda: os.listdir(folder / "sub") == [], 20, "the file's removal")
+
+
+@pytest.mark.parametrize("end, word", [(".safetensors", "safetensors"), (".gguf", "gguf")])
+def test_rot_in_place_is_damage(d, end, word):
+    """These formats have no digests of their own: what is read is compared with the content digest of the record beside the file."""
+    path = d.storages["main"] / (lib.fresh() + end)
+    target = {**HERE, "name": path.name}
+    made = d.api.run("reshard", source=source_of(d, {"w": torch.randn(64, 32), "v": torch.randn(300)}), target={**target, "format": word})
+    fine = d.api.run("verify", source=target)["result"]
+    assert fine["content_digest"] == made["result"]["content_digest"] and fine["verified_bytes"] == 4 * (64 * 32 + 300)
+    assert d.api.get(d.api.storage_path("main", path.name)).ok()["verified"]["state"] == "verified"
+    was, data = path.stat(), bytearray(path.read_bytes())
+    data[-100] ^= 1
+    with open(path, "r+b") as f:
+        f.write(data)
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    d.api.run("verify", source=target, level="structure")  # neither of them reads all
+    assert d.api.run("verify", source=target, include=["w"])["result"]["verified_bytes"] == 0
+    for level in ("digest", "values"):
+        error = d.api.fails("verify", "checkpoint_damaged", source=target, level=level)
+        assert [(x["file"], x["part"], x["bytes"]) for x in error["damage"]] == [(path.name, "file", len(data))], error
+        assert made["result"]["content_digest"] in error["detail"]
+    assert d.api.get(d.api.storage_path("main", path.name)).ok()["verified"]["state"] == "damaged"
+    os.utime(path)  # by whom that has written: the record is not of it
+    d.api.run("verify", source=target)
 
 
 def test_what_is_there_already(d):

@@ -14,6 +14,7 @@
 #include "runner/gang_run.h"
 #include "runner/input.h"
 #include "store/assets.h"
+#include "store/identity.h"
 #include "store/notes.h"
 #include "store/record.h"
 
@@ -31,7 +32,8 @@ struct verify {
 	struct run_build build;        /* of all parts: a job has one run */
 	struct vec(struct part) parts;
 	bool digest, values;
-	bool sums;                     /* the content digest is not on record: it is made of what is read */
+	bool sums;                     /* the content digest is made of what is read: it is not on record, or is all that can be compared */
+	bool summed;                   /* it was made, and is what the record says, if that says one */
 	char content[33];              /* the content digest; "": not known */
 };
 
@@ -289,6 +291,47 @@ static void report(struct verify *v, const struct run *run)
 	json_object_set_new(r, "padding_damage", json_integer((json_int_t)v->job->checked.padding_count));
 }
 
+/* The tensors of one file whose content digest is that of the record: their bytes are those that were written. */
+static void prove(const struct part *p, struct run *run)
+{
+	for (uint64_t i = p->first; i < p->first + p->chunks; i++)
+		atomic_fetch_add(&run->head->verified_bytes, atomic_exchange(&run->srcs[i].unverified, 0));
+}
+
+/* Lists the whole file as damaged, unless it is another one by now than the one whose record was read. */
+static FALLIBLE enum err note_content(struct verify *v, const char *made)
+{
+	const struct checkpoint *c = v->source.checkpoint;
+	char now[IDENTITY_MAX];
+
+	if (v->job->identity[0] && (identity_of(store_top(c->store), c->name, now) || strcmp(now, v->job->identity) != 0))
+		return ERR(CHECKPOINT_REPLACED, "'%s' was replaced while it was read", c->name);
+	const char *slash = strrchr(c->name, '/');
+	enum err e = ERR(DIGEST_MISMATCH, "the content digest of its tensors is %s, that of what was written is %s", made, v->content);
+	(void)err_at_file(e, slash ? slash + 1 : c->name, 0);
+	checked_damage(&v->job->checked, CHECKED_FILE, c->sd->file_count ? c->file_bytes[0] : 0);
+	return OK;
+}
+
+/* Makes the content digest of what was read, or compares it with the one on record. Not made: damage that was found tells more. */
+static FALLIBLE enum err sum_content(struct verify *v, struct run *run)
+{
+	const struct part *p = v->parts.v;
+	char made[33];
+
+	if (!v->sums || v->parts.n != 1 || atomic_load(&run->head->damage_count) || v->job->checked.damage_count)
+		return OK;
+	TRY(content_of_sources(run, v->source.sd, (uint32_t)p->first, made));
+	if (v->content[0] && made[0] && strcmp(made, v->content) != 0)
+		return note_content(v, made);
+	v->summed = made[0];
+	if (v->summed && v->content[0])
+		prove(p, run);
+	if (!v->content[0])
+		memcpy(v->content, made, sizeof made);
+	return OK;
+}
+
 static FALLIBLE enum err read_all(struct verify *v)
 {
 	CLEANUP(run_detach) struct run run = { .fd = -1 };
@@ -297,8 +340,9 @@ static FALLIBLE enum err read_all(struct verify *v)
 					      .values = v->values };
 	TRY(build_verify(&v->build, 0));
 	TRY(gang_run_built(v->job, &v->build, "read", NULL, &run));
+	TRY(sum_content(v, &run));
 	report(v, &run);
-	return v->sums && v->parts.n == 1 ? content_of_sources(&run, v->source.sd, (uint32_t)v->parts.v[0].first, v->content) : OK;
+	return OK;
 }
 
 static FALLIBLE enum err check_digests(struct verify *v)
@@ -380,7 +424,7 @@ enum err verify_input(struct job *j, struct input *source)
 	return e;
 }
 
-/* Reads the content digest from the record, if the checkpoint is looked at as a whole. */
+/* Reads the content digest from the record, if the checkpoint is looked at as a whole. One file has no digests besides. */
 static FALLIBLE enum err find_content(struct verify *v)
 {
 	const struct spec *spec = &v->job->spec;
@@ -393,7 +437,7 @@ static FALLIBLE enum err find_content(struct verify *v)
 	TRY(record_of(store_top(store), v->source.checkpoint->name, &record));
 	const char *known = json_string_value(json_object_get(record.doc, "content_digest"));
 	snprintf(v->content, sizeof v->content, "%s", known ? known : "");
-	v->sums = !known;
+	v->sums = !known || v->source.checkpoint->single;
 	return OK;
 }
 
@@ -401,7 +445,7 @@ static FALLIBLE enum err find_content(struct verify *v)
 static FALLIBLE enum err put_content(struct verify *v)
 {
 	json_t *r = v->job->result;
-	bool holds = v->sums || json_integer_value(json_object_get(r, "unverifiable")) == 0;
+	bool holds = v->summed || json_integer_value(json_object_get(r, "unverifiable")) == 0;
 
 	if (!v->content[0] || !holds || v->job->checked.damage_count)
 		return OK;

@@ -224,7 +224,7 @@ static bool sum_source(const struct run *run, uint32_t src, uint64_t *sum)
 	const struct run_src *s = &run->srcs[src];
 	uint64_t end = 0, bytes = box_volume(s->ndim, run->dims + s->dims_at + s->ndim) * dtype_bytes((enum dtype)s->dtype);
 
-	for (uint32_t i = 0; s->shape_at && i < s->scan_count; i++) {
+	for (uint32_t i = 0; s->shape_at && bytes && i < s->scan_count; i++) { /* an item without bytes has nothing to read */
 		const struct run_scan *scan = &run->scans[s->first_scan + i];
 		if (!scan->is_summed || scan->begin != end)
 			return false;
