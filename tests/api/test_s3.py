@@ -184,6 +184,27 @@ def test_copy_there_and_back(d, s3):
     assert s3.keys(there) == []
 
 
+def test_copy_of_what_was_saved_there(d, s3):
+    """Copies keep the names of data, which tell of the save: each is whole, and goes with all of it."""
+    first, images = saved(d, size=9 * MB)
+    second, third, local, fourth = (f"copy/{lib.fresh()}" for _ in range(4))
+    for source, target in [(f"s3:{first}", f"s3:{second}"), (f"s3:{second}", f"s3:{third}"), (f"s3:{third}", f"main:{local}"),
+                           (f"main:{local}", f"s3:{fourth}")]:
+        done = d.ctl("cp", source, target)
+        assert done.returncode == 0, done.stderr
+    d.api.run("delete", target=ref("s3", first))
+    for name in (second, third, fourth):
+        loads(d, name, images)
+        verified = d.api.run("verify", source=ref("s3", name), level="values")["result"]
+        assert verified["verified_bytes"] > 0 and verified["unverified_bytes"] == 0, verified
+    d.api.run("delete", target=ref("s3", third))
+    assert s3.keys(third) == [] and third not in names(d)
+    data = {k for k in s3.keys(second) if k.endswith(".distcp")}
+    _, images = saved(d, second, options={"overwrite": True})
+    loads(d, second, images)
+    assert len(s3.keys(second)) == 4 and data and not data & set(s3.keys(second))
+
+
 @pytest.mark.parametrize("wrong, code, words", [
     ("keys", "forbidden", "SignatureDoesNotMatch"), ("user", "forbidden", "InvalidAccessKeyId"), ("bucket", "storage_gone", "NoSuchBucket"),
     ("port", "storage_gone", "")])

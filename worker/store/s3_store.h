@@ -15,6 +15,8 @@
  * the files, each under If-None-Match, then replaces the claim by the real one under If-Match. Such a checkpoint is not replaced, only
  * removed. A checkpoint that is one file is its own commit.
  *
+ * A copy keeps the names, and so has data with the number of the attempt that saved it, marked with that of the attempt that copied it.
+ *
  * Removal: a claim takes the place of the commit under If-Match, then the files go, then the claim.
  *
  * Nothing keeps a removed object for who reads it: a load of a checkpoint that is replaced or removed meanwhile fails, by

@@ -13,7 +13,7 @@
 #include "store/notes.h"
 #include "store/s3_store_impl.h"
 
-enum { LOOKS = 5 };
+enum { LOOKS = 5, GIVEN_LOOKS = 64 };
 
 /* ---- names ---- */
 
@@ -112,7 +112,7 @@ void s3_folder_clear(struct s3_folder *f)
 		s3_entry_free(e);
 	vec_free(&f->v);
 	f->is_there = false;
-	f->attempt = 0;
+	f->attempt = f->given = 0;
 	f->commit = (struct s3_entry){ 0 };
 	f->claim_key[0] = f->claim_etag[0] = '\0';
 }
@@ -180,19 +180,53 @@ static void remove_at(struct s3_folder *f, uint64_t i)
 	f->v.n--;
 }
 
-/* The one attempt that has files in the folder; 0: none, or several. */
-static uint64_t only_attempt(const struct s3_folder *f)
+/* A folder whose commit has no mark: the one attempt that has data in it, and the one that has pages; nothing, if there are several. */
+static void guess_attempts(struct s3_folder *f)
 {
-	uint64_t found = 0;
+	uint64_t data = 0, pages = 0;
 	const char *rest;
 
 	each(e, f->v.v, f->v.n) {
-		uint64_t n = s3_attempt_of(e->name, &rest);
-		if (n && found && n != found)
-			return 0;
-		found = n ? n : found;
+		uint64_t n = s3_attempt_of(e->name, &rest), *found = rest == e->name ? &data : &pages;
+		if (n && *found && n != *found)
+			return;
+		*found = n ? n : *found;
 	}
-	return found;
+	f->attempt = pages ? pages : data;
+	f->given = data && data != f->attempt ? data : 0;
+}
+
+/* Finds the attempt that the data of a copy was saved by: copies keep the names. Such data has the mark of the attempt that brought it. */
+static FALLIBLE enum err find_given(struct s3 *s3, struct s3_folder *f)
+{
+	uint64_t other[GIVEN_LOOKS], heads = 0;
+	const char *rest;
+	char mark[65];
+
+	s3_attempt_mark(S3_MARK_COMMIT, f->attempt, mark);
+	each(e, f->v.v, f->v.n)
+		if (s3_attempt_of(e->name, &rest) == f->attempt && rest == e->name)
+			return OK; /* it has data of its own */
+	each(e, f->v.v, f->v.n) {
+		uint64_t n = s3_attempt_of(e->name, &rest);
+		bool known = !n || n == f->attempt || rest != e->name || s3_is_folder_entry(e) || heads == GIVEN_LOOKS;
+		for (uint64_t i = 0; i < heads && !known; i++)
+			known = other[i] == n;
+		if (known)
+			continue;
+		struct s3_object o;
+		enum err bad = s3_head(s3, e->key, NULL, &o);
+		if (bad && bad != ERR_NOT_FOUND)
+			return bad;
+		other[heads++] = bad ? 0 : n; /* what is gone says nothing of the others */
+		if (bad)
+			err_clear();
+		else if (strcmp(o.mark, mark) == 0) {
+			f->given = n;
+			return OK;
+		}
+	}
+	return OK;
 }
 
 static bool has_attempts(const struct s3_folder *f)
@@ -223,7 +257,7 @@ static FALLIBLE enum err look_at_commit(struct s3 *s3, struct s3_folder *f, cons
 		int64_t n = str_hex(str_of(o.mark + sizeof S3_MARK_COMMIT - 1), S3_ATTEMPT_DIGITS);
 		f->attempt = n > 0 ? (uint64_t)n : 0;
 	} else if (!*claimed) {
-		f->attempt = only_attempt(f);
+		guess_attempts(f);
 	}
 	return OK;
 }
@@ -260,7 +294,8 @@ static FALLIBLE enum err show(struct s3_folder *f)
 		const char *rest;
 		uint64_t attempt = s3_is_folder_entry(e) ? 0 : s3_attempt_of(e->name, &rest);
 		bool is_ours = is_internal(e->name) || (f->path[0] == '\0' && strcmp(e->name, ".dcpd") == 0);
-		bool seen = attempt ? attempt == f->attempt : !is_ours;
+		bool is_seen = attempt == f->attempt || (attempt == f->given && rest == e->name);
+		bool seen = attempt ? is_seen : !is_ours;
 		if (!seen) {
 			s3_entry_free(e);
 			continue;
@@ -304,6 +339,8 @@ static FALLIBLE enum err look(struct s3 *s3, struct s3_folder *f, bool *changed)
 		if (*changed)
 			return OK;
 	}
+	if (f->attempt && !f->given)
+		TRY(find_given(s3, f));
 	if (!f->all)
 		TRY(show(f));
 	if (f->v.n)

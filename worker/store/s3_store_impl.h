@@ -43,6 +43,7 @@ struct s3_folder {
 	struct vec(struct s3_entry) v;         /* by name */
 	bool is_there;                 /* something of it is seen */
 	uint64_t attempt;              /* whose files are the checkpoint's; 0: none has numbers of its own */
+	uint64_t given;                /* of a copy: the attempt that its data was saved by; 0: its own, or none */
 	struct s3_entry commit;        /* the file whose appearance was the commit; key NULL: none. Owned by `v` */
 	char claim_key[S3_PATH_MAX], claim_etag[S3_ETAG_MAX];  /* a commit's place that is claimed; "": none */
 	bool all;                      /* files of other attempts are entries too, by their own names */

@@ -120,6 +120,20 @@ void s3_part_close(struct s3_upload *u)
 
 /* ---- opening ---- */
 
+/* A copy brings the data of one attempt: its readers are shown no other's. */
+static FALLIBLE enum err check_given(const struct s3_own *own, const char *staging, const char *name, uint64_t attempt)
+{
+	const char *rest;
+
+	for (const struct s3_upload *u = own->uploads; u && attempt; u = u->next) {
+		uint64_t other = u->waits && strcmp(u->staging, staging) == 0 ? s3_attempt_of(u->name, &rest) : 0;
+		if (other && other != attempt)
+			return ERR(UNSUPPORTED, "'%s' and '%s' are of two saves to an object storage and do not make one checkpoint",
+				   u->name, name);
+	}
+	return OK;
+}
+
 /* The key of a file of a staging, and whether its object may be there before the commit. */
 static FALLIBLE enum err set_key(struct s3_upload *u, const struct s3_thing *staging, const char *name)
 {
@@ -133,7 +147,9 @@ static FALLIBLE enum err set_key(struct s3_upload *u, const struct s3_thing *sta
 	}
 	if (staging->is_file)
 		return s3_join(staging->target, "", u->key);
-	u->waits = s3_attempt_of(name, &rest) != staging->attempt && !s3_is_side(name);
+	uint64_t attempt = s3_attempt_of(name, &rest);
+	u->waits = attempt != staging->attempt && !s3_is_side(name);
+	TRY(u->waits ? check_given(u->own, u->staging, name, attempt) : OK);
 	if (s3_is_side(name)) {
 		snprintf(own_name, sizeof own_name, ".dcpd-%0*jx-%s", S3_ATTEMPT_DIGITS, (uintmax_t)staging->attempt, name);
 		name = own_name;

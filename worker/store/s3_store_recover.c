@@ -56,7 +56,7 @@ static FALLIBLE enum err drop_data(struct s3 *s3, const struct s3_mark *m)
 	if (!seen || !all)
 		return ERR(NO_MEMORY, "no memory for a folder");
 	TRY(s3_folder_look(s3, m->target, false, seen));
-	if (seen->attempt == m->attempt && seen->commit.key)
+	if (seen->commit.key && (seen->attempt == m->attempt || seen->given == m->attempt))
 		return OK;
 	TRY(s3_folder_look(s3, m->target, true, all));
 	each(e, all->v.v, all->v.n)
