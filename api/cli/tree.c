@@ -38,6 +38,16 @@ static size_t component_end(struct str fqn, size_t at)
 	return dot ? (size_t)(dot - fqn.p) : fqn.n;
 }
 
+/* The beginning of the component that is shown of an FQN up to `end`. A leaf that other FQNs go on from ("w" of "w.absmax") has none at
+ * `at`, which is beyond its end: its last one is shown once more. */
+static size_t component_begin(struct str fqn, size_t at, size_t end)
+{
+	if (at <= end)
+		return at;
+	const char *dot = memrchr(fqn.p, '.', end);
+	return dot ? (size_t)(dot - fqn.p) + 1 : 0;
+}
+
 /* The leaves from `from` that have the same component at `at`. */
 static size_t group_end(const struct tree *t, size_t from, size_t to, size_t at, size_t end)
 {
@@ -83,7 +93,7 @@ static FALLIBLE enum err walk(struct tree *t, size_t from, size_t to, size_t at,
 	bool boxes = term_utf8();
 
 	for (size_t i = from, next; i < to; i = next) {
-		size_t end = component_end(t->v[i].fqn, at), begin = at;
+		size_t end = component_end(t->v[i].fqn, at), begin = component_begin(t->v[i].fqn, at, end);
 		double bytes = 0;
 		next = group_end(t, i, to, at, end);
 		/* A module with one child alone is no line of its own: "layers.0" */

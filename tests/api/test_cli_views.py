@@ -102,6 +102,12 @@ def test_tree(d):
     assert {r["path"]: int(r["size"]) for r in rows} == {"alone": 12, "model": 60, "optim.state.deep.only.x": 20}
     assert sum(r["bytes"] for r in json.loads(good(d.ctl("tree", f"shm:{sd}", "--json"))) if "dtype" in r) == 4 * sum(sizes.values())
     assert "6 tensors" in text.splitlines()[0] and len(good(d.ctl("tree", f"shm:{sd}", "--tensors", "*.w")).splitlines()) == 5
+    d.drop(sd)
+    d.put(sd, [lib.image({n: ("F32", [1], bytes(4)) for n in ("a", "a.b", "a.b.c", "x.l.w", "x.l.w.absmax", "x.y")})])
+    text = good(d.ctl("tree", f"shm:{sd}", env={"LC_ALL": "C"}))
+    lines = [re.split(" [ 0-9]", x.strip("|-` "))[0] for x in text.splitlines()[1:]]
+    assert lines == ["a", "a", "b", "b", "c", "x", "l.w", "w", "absmax", "y"], "tensors whose FQN others go on from"
+    assert text.count("float32 [1]") == 6, text
     assert d.ctl("tree", f"shm:{sd}", "--depth", "x").returncode == 2 and d.ctl("tree", "shm:no-such").returncode == 6
     d.drop(sd)
 
