@@ -403,8 +403,17 @@ static FALLIBLE enum err answer_slice(struct req *r, const json_t *ok, int *fd)
 	return req_header(r, "X-Dcpd-Shape", (const char *)shape.p);
 }
 
+/* A look-up tells the two apart, so that a checkpoint that lacks the tensor is not asked for behind; to the client both are 404. */
+static FALLIBLE enum err no_tensor(void)
+{
+	struct err_info info = *err_last();
+
+	return ERR(NOT_FOUND, "%s", info.text);
+}
+
 static void on_slice(void *user, enum err e, const json_t *ok, int *fd)
 {
+	e = e == ERR_MISSING_KEY ? no_tensor() : e;
 	req_done(user, e ? e : answer_slice(user, ok, fd));
 }
 

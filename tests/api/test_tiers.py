@@ -73,7 +73,10 @@ def test_what_others_wrote_and_what_is_replaced(tiered):
     d.put(sd, [lib.image({"b": ("U8", [100], os.urandom(100))})])
     d.api.run("save", source={"state_dict": sd}, target=ref("run2/step-1"), options={"overwrite": True})
     d.drop(sd)
-    lib.wait_for(lambda: same(d, "run2/step-1"), 60)
+    for _ in range(2):  # whether it is replicated by now or not: what the copy has from before is no part of it
+        p = d.api.get(d.api.storage_path("main", "run2/step-1", "/tensors/a")).problem("not_found", status=404)
+        assert p["detail"] == "there is no tensor 'a'", p
+        lib.wait_for(lambda: same(d, "run2/step-1"), 60)
     c = Crafted(d.storages["main"])
     d.stop()
     d.start()  # lists both storages: what PyTorch wrote meanwhile is found, what is there already is not copied again
@@ -115,9 +118,13 @@ def test_the_copy_serves_lookups_of_what_is_gone(tiered):
 
     there, by = look("main")
     assert by == {None}
+    p = d.api.get(d.api.storage_path("main", name, "/tensors/typo")).problem("not_found", status=404)
+    assert p["detail"] == "there is no tensor 'typo'", "the checkpoint is there, and nobody else is asked"
     shutil.rmtree(d.storages["main"] / name)
     behind, by = look("main")
     assert by == {"far"} and behind[:3] == there[:3] and behind == look("far")[0]
+    p = d.api.get(d.api.storage_path("main", name, "/tensors/typo")).problem("not_found", status=404)
+    assert p["detail"] == "there is no tensor 'typo'", "of the copy"
     p = d.api.get(d.api.storage_path("main", "run5/nowhere", "/tensors")).problem("not_found")
     assert "no copy of it in far" in p["detail"]
     d.api.get(d.api.storage_path("main", name)).problem("not_found")  # its own record says what is so

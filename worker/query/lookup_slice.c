@@ -162,7 +162,7 @@ static FALLIBLE enum err slice(struct slice *s, const json_t *q, struct buf *out
 	checkpoint_note(s->source, false, &s->checked);
 	s->tensor = sdict_tensor(s->source->sd, (struct str){ json_string_value(fqn), json_string_length(fqn) });
 	if (!s->tensor)
-		return ERR(NOT_FOUND, "there is no tensor '%s'", json_string_value(fqn));
+		return ERR(MISSING_KEY, "there is no tensor '%s'", json_string_value(fqn)); /* NOT_FOUND: no checkpoint */
 	TRY(parse_slice(s, json_string_value(json_object_get(q, "slice"))));
 	TRY(box_numel(s->tensor->ndim, s->dims + s->tensor->ndim, &numel));
 	TRY(num_mul(numel, dtype_bytes(s->tensor->dtype), &s->bytes));
