@@ -53,11 +53,11 @@ def s3(s3_server, place):
         yield t
 
 
-def problem(d, images, name):
+def problem(d, images, name, **more):
     """The error of a save, at once or in the end; None: it succeeded."""
     sd = lib.fresh()
     d.put(sd, images)
-    answer = d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": sd}, "target": ref("s3", name)})
+    answer = d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": sd}, "target": ref("s3", name), **more})
     job = d.api.wait(answer.json["id"]) if answer.status == 202 else {"error": answer.json, "state": "failed"}
     d.drop(sd)
     return None if job["state"] == "succeeded" else job["error"]
@@ -100,6 +100,60 @@ def test_a_commit_whose_answer_is_lost_is_done_once(d, proxy, overwrite):
     proxy.fault = fault
     saved(d, name, images=images, **({"options": {"overwrite": True}} if overwrite else {}))
     assert lost
+    loads(d, name, images)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory, s3_server, place):
+    """A daemon whose network is whole."""
+    other = daemon(tmp_path_factory.mktemp("s3other"), s3_server, s3_server, place)
+    yield other
+    other.discard()
+
+
+def between(name, first, meanwhile):
+    """The first try of a commit ends so; before the second, others act."""
+    tries = []
+
+    def fault(verb, path, _):
+        if verb != "PUT" or not path.endswith(f"{name}/.metadata"):
+            return None
+        tries.append(path)
+        if len(tries) == 2:
+            meanwhile()
+        return first if len(tries) == 1 else None
+
+    return fault
+
+
+def test_who_overwrites_a_commit_whose_answer_is_lost_stays(d, other, proxy):
+    """The repeat neither counts as a writer of its own nor removes what came behind it."""
+    name, _ = saved(other)
+    images = state()
+    proxy.fault = between(name, "lost", lambda: saved(other, name, images=images, options={"overwrite": True}))
+    error = problem(d, state(), name, options={"overwrite": True})
+    assert error and error["code"] == "state_conflict", error
+    loads(other, name, images)
+
+
+def test_who_removes_a_commit_whose_answer_is_lost_removes_it(d, other, proxy, s3):
+    """The repeat puts the commit in its place again, where its data is no more."""
+    name = f"gone/{lib.fresh()}"
+    proxy.fault = between(name, "lost", lambda: other.api.run("delete", target=ref("s3", name)))
+    error = problem(d, state(), name)
+    assert error and error["code"] == "state_conflict", error
+    assert s3.keys(f"{name}/") == [] and name not in names(d)
+
+
+def test_a_commit_that_comes_late_has_its_data(d, proxy):
+    """The first try reaches the server behind the last repeat, which was told of a conflict."""
+    name, images = f"late/{lib.fresh()}", state()
+    proxy.fault = lambda verb, path, _: ("conflict" if proxy.late else "late") if path.endswith(f"{name}/.metadata") and verb == "PUT" \
+        else None
+    error = problem(d, images, name)
+    assert error and error["code"] == "state_conflict", error
+    assert name not in names(d)
+    assert b" 200 " in proxy.release()[0]
     loads(d, name, images)
 
 

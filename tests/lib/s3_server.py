@@ -340,12 +340,18 @@ def read_message(f):
             return head, fields, body
 
 
+STATUSES = {"500": (b"500 Internal", "InternalError"), "slow": (b"503 Slow Down", "SlowDown"),
+            "conflict": (b"409 Conflict", "ConditionalRequestConflict")}
+
+
 class Proxy:
     """Between dcpd and a server, on an address of its own. `fault(verb, path, number)` names what happens to a request, or nothing:
 
         "500", "slow"   the server is not asked: InternalError, SlowDown
         "cut"           the connection is reset before the server is asked
         "lost"          the server does it, and the answer is lost
+        "late"          the connection is reset, and the server is asked when the test calls release()
+        "conflict"      the server is not asked: ConditionalRequestConflict
         "short"         half of the answer's body comes, then a reset
         "flip_up", "flip_down"   one byte of what a PUT sends, or of what comes, is another
         a number        so many seconds pass before the server is asked
@@ -355,7 +361,7 @@ class Proxy:
         u = urllib.parse.urlsplit(endpoint)
         self.server = (u.hostname, u.port)
         self.fault = lambda verb, path, number: None
-        self.lock, self.count, self.done = threading.Lock(), 0, []
+        self.lock, self.count, self.done, self.late = threading.Lock(), 0, [], []
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.endpoint = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self.accept, daemon=True).start()
@@ -381,6 +387,15 @@ class Proxy:
             while self.one(client, server, asked, answered):
                 pass
 
+    def release(self):
+        """The status lines of what comes late."""
+        said = []
+        while self.late:
+            with socket.create_connection(self.server) as server:
+                server.sendall(self.late.pop(0))
+                said.append(read_message(server.makefile("rb"))[0].split(b"\r\n")[0])
+        return said
+
     def reset(self, client):
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         return False
@@ -396,13 +411,15 @@ class Proxy:
             what = self.fault(verb.decode(), path.decode(), self.count)
             if what:
                 self.done.append((what, verb.decode(), path.decode()))
-        if what in ("500", "slow"):
-            text = error("InternalError" if what == "500" else "SlowDown")
-            status = b"500 Internal" if what == "500" else b"503 Slow Down"
+        if what in STATUSES:
+            status, code = STATUSES[what]
+            text = error(code)
             text = b"" if verb == b"HEAD" else text
             client.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text))
             return True
-        if what == "cut":
+        if what == "late":
+            self.late.append(head + body)
+        if what in ("cut", "late"):
             return self.reset(client)
         if isinstance(what, float):
             time.sleep(what)

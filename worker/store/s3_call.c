@@ -38,6 +38,7 @@ void s3_op_header(struct s3_op *op, const char *name, const char *value)
 
 void s3_op_condition(struct s3_op *op, struct s3_condition condition)
 {
+	op->x.is_once = condition.is != S3_IF_ANY;
 	if (condition.is == S3_IF_NONE)
 		s3_op_header(op, "if-none-match", "*");
 	else if (condition.is == S3_IF_ETAG)
@@ -200,7 +201,7 @@ static enum err judge(struct s3_op *op, enum s3_outcome outcome, enum err e, enu
 	}
 	if (is_success(op))
 		return OK;
-	op->is_ambiguous |= a->status >= 500;
+	op->is_ambiguous |= a->status >= 500 || a->status < 300;
 	return s3_answer_error(a, op->reads, verdict);
 }
 
@@ -251,6 +252,9 @@ enum err s3_run(struct s3_op *op)
 		__atomic_add_fetch(&s3->repeats, 1, __ATOMIC_RELAXED);
 	}
 	explicit_bzero(&keys, sizeof keys);
+	op->is_ambiguous |= e && op->x.answer.status == 409; /* what it conflicts with may be an earlier try of its own */
+	if (op->is_ambiguous && op->call && op->call->unsure_out)
+		*op->call->unsure_out = true;
 	if (op->x.text == &words)
 		op->x.text = NULL;
 	return e;

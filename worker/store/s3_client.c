@@ -325,6 +325,7 @@ enum err s3_settle(struct s3_op *op, enum err e, const char *mark, char *etag_ou
 		return e;
 	struct err_info info = *err_last();
 	call.deadline_ms = op->deadline_ms;
+	call.unsure_out = NULL;
 	if (head(op->s3, op->key, &call, &a) == OK && strcmp(a.mark, mark) == 0) {
 		err_clear();
 		if (etag_out)

@@ -85,6 +85,9 @@ struct s3_call {
 	/* Asked about each second, and whenever bytes moved: bytes of this try that went either way. False ends it with ERR_CANCELLED. */
 	bool (*go_on)(void *user, uint64_t moved);
 	void *user;
+	/* Set for a write that was tried again although a try before may have been carried out, or whose end is not known: what is there
+	 * may be, or may have been, its object, whatever it returns. NULL: not wanted. */
+	bool *unsure_out;
 };
 
 struct s3_object {

@@ -235,6 +235,8 @@ static FALLIBLE enum err set_up(struct transfer *t, int64_t left_ms)
 	CURLcode bad = set_manners(t);
 	bad = bad ?: set_body(t);
 	bad = bad ?: curl_easy_setopt(c, CURLOPT_URL, x->url);
+	bad = bad ?: curl_easy_setopt(c, CURLOPT_FRESH_CONNECT, (long)x->is_once);
+	bad = bad ?: curl_easy_setopt(c, CURLOPT_FORBID_REUSE, (long)x->is_once);
 	bad = bad ?: curl_easy_setopt(c, CURLOPT_TIMEOUT_MS, (long)left_ms);
 	bad = bad ?: curl_easy_setopt(c, CURLOPT_HTTPHEADER, t->headers);
 	bad = bad ?: curl_easy_setopt(c, CURLOPT_SHARE, t->http->share);

@@ -34,6 +34,9 @@ struct s3_exchange {
 	size_t body_bytes;
 	int64_t deadline_ms, stall_ms; /* stall_ms 0: the configuration's */
 	const struct s3_call *call;    /* may be NULL */
+	/* It is sent once: libcurl sends a request again, and does not tell, when a connection that was kept ends without an answer. So it
+	 * gets a connection of its own. */
+	bool is_once;
 	/* A success goes to `into`, whole, checked by `begin`, or is appended to `text`. An error's body goes to `text`, up to its max. */
 	void *into;
 	size_t into_bytes;

@@ -197,6 +197,22 @@ static enum err of_condition(enum err e, const char *name)
 	return e == ERR_NOT_FOUND || e == ERR_CHECKPOINT_EXISTS || e == ERR_CHECKPOINT_REPLACED ? changed(name) : e;
 }
 
+/* Was the write refused, and no try of it can have been carried out? */
+static bool is_refused(enum err e, bool unsure)
+{
+	return (e == ERR_CHECKPOINT_EXISTS || e == ERR_NOT_FOUND) && !unsure;
+}
+
+/* As of_condition(). Of a write that may have been carried out before another took its place nobody knows whether it counted: nothing
+ * repeats it, for the condition of a repeat would be the other's. */
+static enum err of_write(enum err e, bool unsure, const char *name)
+{
+	if (unsure && (e == ERR_CHECKPOINT_EXISTS || e == ERR_NOT_FOUND))
+		return ERR(STATE_CONFLICT, "'%s' was written or removed by others, and an answer of the storage was lost: whether what was "
+			   "written here was there for a while is not known", name);
+	return of_condition(e, name);
+}
+
 enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition condition, const struct s3_mark *m, const json_t *files,
 		  char etag_out[S3_ETAG_MAX])
 {
@@ -254,6 +270,31 @@ static FALLIBLE enum err check_mark(struct s3 *s3, const struct s3_mark *m)
 	return e == ERR_NOT_FOUND ? ERR(STATE_CONFLICT, "the attempt was given up, and what it wrote is removed") : e;
 }
 
+/* The first try of a commit may have been carried out and its answer lost; then others may have removed that checkpoint, files and all,
+ * and the repeat put the commit alone in its place again. */
+static FALLIBLE enum err check_own(struct staging *s, const struct s3_mark *m, const struct s3_upload *commit)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *there = mem_zalloc(1, sizeof *there);
+	struct s3 *client = s3_own(s->store)->client;
+	bool is_whole = true;
+	struct s3_object o;
+
+	NEED(there, "no memory for a folder");
+	enum err e = s3_head(client, commit->key, NULL, &o);
+	if (e == ERR_NOT_FOUND || (!e && strcmp(o.mark, commit->mark) != 0))
+		return OK; /* it was whole, and is removed or replaced since */
+	TRY(e);
+	TRY(s3_folder_look(client, m->target, true, there));
+	each(file, s->files.v, s->files.n)
+		is_whole &= s3_folder_find(there, file->name) != NULL;
+	if (is_whole)
+		return OK;
+	e = s3_claim(client, commit->key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag);
+	e = e ?: s3_delete(client, commit->key, NULL);
+	TRY(e == ERR_CHECKPOINT_EXISTS ? OK : e);
+	return ERR(STATE_CONFLICT, "'%s' was removed by others while the answer to its commit was lost", m->target);
+}
+
 static FALLIBLE enum err publish_one(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, const char *replaces)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *before = mem_zalloc(1, sizeof *before);
@@ -268,9 +309,12 @@ static FALLIBLE enum err publish_one(struct staging *s, const struct s3_mark *m,
 	const struct s3_condition condition = { replaces ? S3_IF_ETAG : S3_IF_NONE, etag };
 	enum err e = s3_part_complete(commit, condition);
 	fs_fault("commit.renamed");
-	if (e == ERR_STORAGE_STALLED || e == ERR_STORAGE_IO || e == ERR_STORAGE_GONE)
-		s->made = false; /* it may yet come true: a sweep looks later */
-	TRY(of_condition(e, m->target));
+	s->made = !e || is_refused(e, commit->unsure); /* else it may yet come true: a sweep looks later */
+	TRY(of_write(e, commit->unsure, m->target));
+	if (commit->unsure && !m->is_file) {
+		s->made = false;
+		TRY(check_own(s, m, commit));
+	}
 	s->done = true;
 	if (replaces && !m->is_file && s3_clear_folder(client, before))
 		err_clear(); /* keys that nobody sees */
@@ -298,8 +342,17 @@ static FALLIBLE enum err put_files(struct s3_own *own, const struct s3_mark *m, 
 {
 	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u))
 		if (u->waits && u != commit)
-			TRY(of_condition(s3_part_complete(u, (struct s3_condition){ S3_IF_NONE, NULL }), m->target));
+			TRY(s3_part_complete(u, (struct s3_condition){ S3_IF_NONE, NULL }));
 	return OK;
+}
+
+static bool is_unsure(struct s3_own *own, const struct s3_mark *m)
+{
+	bool unsure = false;
+
+	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u))
+		unsure |= u->unsure;
+	return unsure;
 }
 
 /* After a failure with the claim in place: files that came are this attempt's, for there were none before it. */
@@ -356,11 +409,11 @@ static FALLIBLE enum err publish_given(struct staging *s, const struct s3_mark *
 	enum err e = put_files(own, m, commit);
 	e = e ?: s3_part_complete(commit, (struct s3_condition){ S3_IF_ETAG, etag });
 	fs_fault("commit.renamed");
-	if (e == ERR_STORAGE_STALLED || e == ERR_STORAGE_IO || e == ERR_STORAGE_GONE)
-		s->made = false;
-	else if (e)
+	bool unsure = is_unsure(own, m);
+	s->made = !e || is_refused(e, unsure);
+	if (e && s->made)
 		take_back(own, m, commit);
-	TRY(of_condition(e, m->target));
+	TRY(of_write(e, unsure, m->target));
 	s->done = true;
 	return OK;
 }

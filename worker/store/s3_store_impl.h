@@ -87,6 +87,7 @@ struct s3_upload {
 	uint32_t handles;
 	bool late, waits;              /* waits: its object is made by the commit, not before */
 	bool is_sized, is_finished;
+	bool unsure;                   /* its object may be there, or have been there, whatever s3_part_complete() returned */
 	uint64_t bytes, piece_bytes;
 	char id[S3_UPLOAD_ID_MAX];     /* "": no upload was begun */
 	char mark[65];                 /* of its object; "": any */

@@ -378,25 +378,26 @@ static int by_number(const void *a, const void *b)
 	return num_order(((const struct s3_part *)a)->number, ((const struct s3_part *)b)->number);
 }
 
-static FALLIBLE enum err put_small(struct s3_upload *u, struct s3_condition condition)
+static FALLIBLE enum err put_small(struct s3_upload *u, struct s3_condition condition, const struct s3_call *call)
 {
 	struct s3_piece *p;
 
 	if (u->bytes == 0)
-		return s3_put(u->own->client, u->key, "", 0, condition, u->mark, NULL, NULL);
+		return s3_put(u->own->client, u->key, "", 0, condition, u->mark, call, NULL);
 	TRY(piece_at(u, 0, &p));
 	TRY(piece_room(u, p));
-	return s3_put(u->own->client, u->key, p->p, u->bytes, condition, u->mark, NULL, NULL);
+	return s3_put(u->own->client, u->key, p->p, u->bytes, condition, u->mark, call, NULL);
 }
 
 enum err s3_part_complete(struct s3_upload *u, struct s3_condition condition)
 {
+	const struct s3_call call = { .unsure_out = &u->unsure };
 	enum err e;
 
 	if (is_small(u))
-		e = put_small(u, condition);
+		e = put_small(u, condition, &call);
 	else
-		e = s3_upload_complete(u->own->client, u->key, u->id, u->parts.v, u->parts.n, condition, NULL, NULL);
+		e = s3_upload_complete(u->own->client, u->key, u->id, u->parts.v, u->parts.n, condition, &call, NULL);
 	if (!e)
 		u->id[0] = '\0'; /* there is no upload to abort any more */
 	return err_at_file(e, u->name, -1);
