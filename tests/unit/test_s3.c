@@ -8,6 +8,7 @@
 #include "store/s3_answer.h"
 #include "store/s3_impl.h"
 #include "store/s3_sign.h"
+#include "store/s3_store_impl.h"
 #include "store/s3_xml.h"
 
 #define EMPTY "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -261,13 +262,40 @@ static void test_errors(void **state)
 	error_is(403, "<!DOCTYPE x [<!ENTITY y \"z\">]><Error><Code>&y;</Code></Error>", false, ERR_FORBIDDEN, S3_FINAL, "403: <!DOCTYPE");
 }
 
+/* Keys as a server tells them: of any length, and not ended by a NUL. */
+static void test_attempts_of_keys(void **state)
+{
+	static const struct {
+		size_t folder, name;           /* bytes in front of the last '/', and of the name behind it; 0: no '/' */
+		bool is_one;
+	} cases[] = { { 0, 40, true }, { 100, 40, true }, { 766, 255, true }, { 767, 255, true }, { 768, 255, false }, { 0, 255, true },
+		      { 0, 256, false }, { 100, 256, false }, { 1100, 40, false }, { 8151, 40, false }, { 3000, 1000, false } };
+	const uint64_t attempt = s3_attempt_at("run/.dcpd-job-1");
+	char page[64];
+
+	(void)state;
+	int n = snprintf(page, sizeof page, ".dcpd-%010jx-", (uintmax_t)attempt);
+	each(c, cases, sizeof cases / sizeof *cases) {
+		size_t whole = c->folder + (c->folder ? 1 : 0) + c->name, begin = whole - c->name;
+		char *key = mem_alloc(whole);
+		assert_non_null(key);
+		memset(key, 'x', whole);
+		if (c->folder)
+			key[c->folder] = '/';
+		memcpy(key + begin, page, (size_t)n);
+		assert_int_equal(s3_attempt_of_key((struct str){ key, whole }), c->is_one ? attempt : 0);
+		mem_free(key);
+	}
+	assert_int_equal(s3_attempt_of_key(STR("a/b/")), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_published_signatures), cmocka_unit_test(test_keys_are_encoded),
 		cmocka_unit_test(test_signature_too_long),
 		cmocka_unit_test(test_xml), cmocka_unit_test(test_xml_without_memory), cmocka_unit_test(test_headers),
-		cmocka_unit_test(test_errors),
+		cmocka_unit_test(test_errors), cmocka_unit_test(test_attempts_of_keys),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -76,6 +76,19 @@ uint64_t s3_attempt_of(const char *name, const char **rest)
 	return (uint64_t)hex;
 }
 
+uint64_t s3_attempt_of_key(struct str key)
+{
+	const char *slash = memrchr(key.p, '/', key.n), *rest;
+	size_t skip = slash ? (size_t)(slash + 1 - key.p) : 0;
+	char name[S3_NAME_MAX];
+
+	if (key.n >= S3_KEY_MAX || key.n - skip >= sizeof name)
+		return 0;
+	memcpy(name, key.p + skip, key.n - skip);
+	name[key.n - skip] = '\0';
+	return s3_attempt_of(name, &rest);
+}
+
 void s3_attempt_mark(const char *kind, uint64_t attempt, char out[65])
 {
 	snprintf(out, 65, "%s%0*jx", kind, S3_ATTEMPT_DIGITS, (uintmax_t)attempt);

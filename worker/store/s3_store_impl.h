@@ -64,6 +64,8 @@ void s3_stat_folder(const struct s3_folder *f, struct stat *out);
 FALLIBLE enum err s3_join(const char *a, const char *b, char out[S3_PATH_MAX]);
 /* The attempt in "__{rank}_{n}.distcp", or in ".dcpd-{attempt}-NAME"; 0: none. *rest: NAME, else the name itself. */
 uint64_t s3_attempt_of(const char *name, const char **rest);
+/* The same of a key that a server told; 0 too, if it is longer than keys are. */
+uint64_t s3_attempt_of_key(struct str key);
 /* The attempt that works in the staging of this path. */
 uint64_t s3_attempt_at(const char *staging);
 void s3_attempt_mark(const char *kind, uint64_t attempt, char out[65]);

@@ -73,14 +73,12 @@ struct aborting {
 static enum err abort_own(void *user, struct str key, const char *id, int64_t begun_ms)
 {
 	const struct aborting *a = user;
-	const char *rest, *slash = memrchr(key.p, '/', key.n);
-	char name[S3_NAME_MAX], whole[S3_PATH_MAX];
+	char whole[S3_PATH_MAX];
 
 	(void)begun_ms;
-	snprintf(whole, sizeof whole, "%.*s", (int)(key.n < S3_KEY_MAX ? key.n : S3_KEY_MAX), key.p);
-	snprintf(name, sizeof name, "%.255s", slash ? whole + (slash + 1 - key.p) : whole);
-	if (s3_attempt_of(name, &rest) != a->m->attempt)
+	if (s3_attempt_of_key(key) != a->m->attempt)
 		return OK;
+	snprintf(whole, sizeof whole, "%.*s", (int)key.n, key.p);
 	return s3_upload_abort(a->s3, whole, id, NULL);
 }
 
