@@ -460,6 +460,13 @@ def test_credentials_of_an_instance(fake):
             assert words in text and "hidden" not in text
 
 
+def test_keys_that_come_expired_are_not_fetched_again_and_again(fake):
+    fake.reset(*[sends(b"proof"), sends(b"role"), sends(keys_json("AKIALATE", -10))] * 100)
+    with Tool(fake.endpoint, credentials=INSTANCE, env={"AWS_EC2_METADATA_SERVICE_ENDPOINT": fake.endpoint}, call_ms=3000) as t:
+        assert "have expired" in t.fails("forbidden", "delete", "k")
+    assert len(fake.seen) == 3
+
+
 def test_keys_are_fetched_once_for_all(fake):
     def slow(h):
         time.sleep(0.3)

@@ -90,7 +90,7 @@ FALLIBLE enum err s3_credentials_get(struct s3_credentials *c, int64_t deadline_
 		int64_t left = c->expires_ms ? c->expires_ms - clock_wall_ms() : INT64_MAX;
 		bool is_usable = c->has_keys && left > 0, is_recent = c->fetched_ms && clock_mono_ms() - c->fetched_ms < AGAIN_MS;
 		bool wants = !is_usable || (left < MARGIN_MS && !is_recent) || c->is_refused;
-		if (wants && !c->is_fetching && (is_usable || !c->failure.code || !is_recent)) {
+		if (wants && !c->is_fetching && (is_usable || !is_recent)) {
 			fetch(c, deadline_ms);
 			continue;
 		}
