@@ -162,7 +162,7 @@ static void test_tables_are_small(void **state)
 	(void)state;
 	assert_true(sizeof(struct io_op) <= 128);
 	for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++)
-		if (wave_table_bytes(bytes[i]) > bytes[i] / 19)
+		if (wave_table_bytes(bytes[i]) > bytes[i] / 20)
 			T_FAIL("tables of %ju bytes beside a buffer of %ju", (uintmax_t)wave_table_bytes(bytes[i]), (uintmax_t)bytes[i]);
 	for (int round = 0; round < 3; round++) {
 		wave_begin(&w, room, 1 << 20);

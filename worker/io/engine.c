@@ -89,7 +89,6 @@ enum err io_submit(struct io_engine *e, struct io_op *op)
 	op->error = OK;
 	op->done = 0;
 	op->tries = 0;
-	op->why = NULL;
 	op->next = NULL;
 	op->fail = fs_fault_errno(fault_point(op->kind));
 	e->in_flight++;
@@ -139,6 +138,8 @@ static const char *verb(enum io_kind kind)
 
 void io_done(struct io_op *op)
 {
+	if (!op->transfer || !op->error)
+		return;
 	mem_free(op->why);
 	op->why = NULL;
 }
@@ -146,20 +147,21 @@ void io_done(struct io_op *op)
 enum err io_report(const struct io_op *op)
 {
 	int sys_errno = op->fail > 0 ? op->fail : 0;
+	uint64_t moved = io_moved(op);
 
-	if (op->why)
+	if (op->transfer && op->error && op->why)
 		err_restore(op->why);
 	else if (op->fail == IO_EOF)
 		err_record(op->error, 0, ERR_PLACE, "the file ends at %" PRIu64 ", %" PRIu64 " bytes at %" PRIu64
-			   " were expected", op->offset + op->done, op->bytes, op->offset);
+			   " were expected", op->offset + moved, op->bytes, op->offset);
 	else if (op->kind == IO_FSYNC)
 		err_record(op->error, sys_errno, ERR_PLACE, "cannot sync the file");
 	else
 		err_record(op->error, sys_errno, ERR_PLACE, "cannot %s %" PRIu64 " bytes at %" PRIu64, verb(op->kind),
-			   op->bytes - op->done, op->offset + op->done);
+			   op->bytes - moved, op->offset + moved);
 	if (op->kind == IO_FSYNC)
 		return op->error;
-	return err_at_file(op->error, "", (int64_t)(op->offset + op->done));
+	return err_at_file(op->error, "", (int64_t)(op->offset + moved));
 }
 
 /* While the pool has work all new ops go there, so that what the other back end still has soon ends: that is waited for first. */

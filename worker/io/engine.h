@@ -30,11 +30,13 @@ struct io_op {
 	void *buf;
 	uint64_t bytes, offset;
 	void *user;                      /* the caller's */
-	uint64_t done;                   /* bytes transferred */
+	union {
+		uint64_t done;           /* bytes transferred; see io_moved() */
+		struct err_info *why;    /* of an error of transfer; NULL: none, or no memory for it */
+	};
 	/* private to the engine */
 	int fail;                        /* errno, or a negative code of its own */
 	uint32_t tries;
-	struct err_info *why;            /* of transfer's error; NULL: none, or no memory for it */
 	struct io_op *next;
 };
 
@@ -53,4 +55,9 @@ FALLIBLE enum err io_wait_for(struct io_engine *e, int timeout_ms, struct io_op 
  * have a text of their own: thousands of operations wait at a time. */
 enum err io_report(const struct io_op *op);
 void io_done(struct io_op *op);        /* gives back what an op that came back holds; twice is fine */
+/* Bytes of an op that came back that were transferred. */
+static inline uint64_t io_moved(const struct io_op *op)
+{
+	return op->transfer && op->error ? 0 : op->done;
+}
 uint32_t io_in_flight(const struct io_engine *e);

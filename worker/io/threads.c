@@ -54,9 +54,12 @@ static void transfer(struct io_op *op)
 {
 	op->error = op->transfer(op);
 	op->fail = op->error ? IO_TRANSFER : 0;
-	op->done = op->error ? 0 : op->bytes;
-	if (op->error && err_last()->code == op->error && (op->why = mem_alloc(sizeof *op->why)))
-		*op->why = *err_last();
+	op->done = op->bytes;
+	if (op->error) {
+		op->why = err_last()->code == op->error ? mem_alloc(sizeof *op->why) : NULL;
+		if (op->why)
+			*op->why = *err_last();
+	}
 	err_clear();
 }
 

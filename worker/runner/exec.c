@@ -325,9 +325,9 @@ static void complete(struct exec *x, struct io_op *io)
 	if (io->error && !x->error.code) {
 		char room[ERR_FILE_MAX];
 		enum err e = io_report(io);
-		err_at_file(e, run_file_label(x->run, op->file, room), (int64_t)(io->offset + io->done));
+		err_at_file(e, run_file_label(x->run, op->file, room), (int64_t)(io->offset + io_moved(io)));
 		if (e != ERR_SEGMENT_SHRUNK) /* then the fault is not the file's */
-			name_item(x, op->file, io->offset + io->done, e);
+			name_item(x, op->file, io->offset + io_moved(io), e);
 		keep_error(x, e);
 	}
 	io_done(io);
