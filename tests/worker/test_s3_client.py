@@ -315,6 +315,29 @@ def test_hostile_xml(fake, liar):
     assert len(liar.fails("forbidden", "head", "k")) < 600
 
 
+@pytest.mark.parametrize("empty, code, words", [(True, "storage_io", "does not go on"), (False, "storage_stalled", "")])
+def test_lists_end(fake, empty, code, words):
+    """A server that always has a next page, with a token that it never sent before."""
+    def keys(h):
+        n = len(fake.seen)
+        entry = "" if empty else f"<Contents><Key>k{n:09}</Key><Size>1</Size></Contents>"
+        return servers.answer(h, 200, (f"<ListBucketResult>{entry}<IsTruncated>true</IsTruncated><NextContinuationToken>t{n}"
+                                       "</NextContinuationToken></ListBucketResult>").encode())
+
+    def uploads(h):
+        n = len(fake.seen)
+        entry = "" if empty else f"<Upload><Key>k{n:09}</Key><UploadId>u</UploadId></Upload>"
+        return servers.answer(h, 200, (f"<ListMultipartUploadsResult>{entry}<IsTruncated>true</IsTruncated><NextKeyMarker>t{n}"
+                                       f"</NextKeyMarker></ListMultipartUploadsResult>").encode())
+
+    for command, page in [("list", keys), ("uploads", uploads)]:
+        fake.reset(*[page] * 20000)
+        with Tool(fake.endpoint, env=KEYS, call_ms=5000 if empty else 200) as t:
+            begin = time.monotonic()
+            assert words in t.fails(code, command)
+            assert len(fake.seen) == 100 if empty else time.monotonic() - begin < 5
+
+
 def test_an_error_inside_a_success(fake, liar, content):
     fake.reset(*[says(200, "InternalError")] * 6)
     assert "answered InternalError" in liar.fails("storage_io", "copy", "a", "b")

@@ -56,6 +56,18 @@ FALLIBLE enum err s3_new_mark(char out[S3_MARK_MAX]);
 /* After a conditional write ended with `e`: OK if the key has the object that this very write made, as its mark tells; else e. */
 enum err s3_settle(struct s3_op *op, enum err e, const char *mark, char *etag_out);
 
+/* ---- lists in pages ---- */
+
+/* A list ends: by its deadline, and whatever the server says of a next page. */
+struct s3_paging {
+	struct s3_call call;           /* of the next page */
+	int64_t end_ms;
+	uint64_t entries, empty;       /* so far; pages without any, in a row */
+};
+void s3_paging_begin(const struct s3 *s3, const struct s3_call *call, struct s3_paging *out);
+/* Before each further page; `entries` are those of the last one. */
+FALLIBLE enum err s3_paging_next(const struct s3 *s3, struct s3_paging *p, uint64_t entries);
+
 /* ---- answers and bodies of XML ---- */
 FALLIBLE enum err s3_unescape(struct str v, struct buf *out);          /* replaces what out has by the bytes that %XX stand for */
 FALLIBLE enum err s3_relative(const struct s3 *s3, const char *prefix, struct str key, struct str *out);

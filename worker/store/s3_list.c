@@ -8,7 +8,36 @@
 #include "store/s3_impl.h"
 #include "store/s3_xml.h"
 
+/* A page may take as long as a call. The order of keys is no bound: SeaweedFS sorts folder by folder. */
+enum { ENTRIES_MAX = 1 << 20, EMPTY_PAGES_MAX = 100, LIST_CALLS = 4 };
+
 /* ---- pages ---- */
+
+void s3_paging_begin(const struct s3 *s3, const struct s3_call *call, struct s3_paging *out)
+{
+	int64_t now = clock_mono_ms();
+
+	*out = (struct s3_paging){ .call = call ? *call : (struct s3_call){ 0 } };
+	out->end_ms = out->call.deadline_ms ? out->call.deadline_ms : now + LIST_CALLS * s3->call_ms;
+	if (!out->call.deadline_ms)
+		out->call.deadline_ms = now + s3->call_ms;
+}
+
+FALLIBLE enum err s3_paging_next(const struct s3 *s3, struct s3_paging *p, uint64_t entries)
+{
+	int64_t now = clock_mono_ms(), until = now + s3->call_ms;
+
+	p->entries += entries;
+	p->empty = entries ? 0 : p->empty + 1;
+	if (p->entries > ENTRIES_MAX)
+		return ERR(LIMIT_EXCEEDED, "the object storage lists more than %d keys", ENTRIES_MAX);
+	if (p->empty >= EMPTY_PAGES_MAX)
+		return ERR(STORAGE_IO, "the object storage's list does not go on: %d pages of it are empty", EMPTY_PAGES_MAX);
+	if (now >= p->end_ms)
+		return ERR(STORAGE_STALLED, "the object storage's list did not end in time: %ju keys came", (uintmax_t)p->entries);
+	p->call.deadline_ms = until < p->end_ms ? until : p->end_ms;
+	return OK;
+}
 
 FALLIBLE enum err s3_unescape(struct str v, struct buf *out)
 {
@@ -158,14 +187,17 @@ static FALLIBLE enum err list_page(struct s3 *s3, struct page *p, char delimiter
 static FALLIBLE enum err list_pages(struct s3 *s3, struct page *p, char delimiter, const char *after, const struct s3_call *call)
 {
 	CLEANUP(mem_free_ptr) char *token = NULL;
+	struct s3_paging paging;
 
+	s3_paging_begin(s3, call, &paging);
 	for (;;) {
-		TRY(list_page(s3, p, delimiter, after, token, call));
+		TRY(list_page(s3, p, delimiter, after, token, &paging.call));
 		if (!p->is_truncated || p->is_full)
 			return OK;
 		const char *next = p->token.p ? (const char *)p->token.p : "";
 		if (p->token.len == 0 || (token && strlen(token) == p->token.len && memcmp(token, next, p->token.len) == 0))
 			return ERR(STORAGE_IO, "the object storage's list does not go on: it sent no new continuation token");
+		TRY(s3_paging_next(s3, &paging, p->entries));
 		mem_free(token);
 		token = mem_strndup(next, p->token.len);
 		NEED(token, "cannot list a storage");

@@ -266,6 +266,7 @@ struct uploads {
 	bool is_encoded, is_truncated;
 	struct buf key, id, next_key, next_id;
 	int64_t begun_ms;
+	uint64_t entries;              /* of a page */
 };
 
 static FALLIBLE enum err keep(struct buf *out, bool is_encoded, struct str text)
@@ -287,6 +288,7 @@ static FALLIBLE enum err tell_upload(struct uploads *u)
 	TRY(u->fn(u->user, key, id, u->begun_ms));
 	u->key.len = u->id.len = 0;
 	u->begun_ms = 0;
+	u->entries++;
 	return OK;
 }
 
@@ -340,6 +342,7 @@ static FALLIBLE enum err uploads_page(struct uploads *u, struct s3 *s3, const ch
 	op.x.text = &xml;
 	TRY(s3_run(&op));
 	u->is_encoded = u->is_truncated = false;
+	u->entries = 0;
 	u->next_key.len = u->next_id.len = 0;
 	TRY(s3_xml_read(text_of(&xml), uploads_encoding, u));
 	return s3_xml_read(text_of(&xml), uploads_field, u);
@@ -348,13 +351,16 @@ static FALLIBLE enum err uploads_page(struct uploads *u, struct s3 *s3, const ch
 static FALLIBLE enum err uploads_pages(struct uploads *u, struct s3 *s3, const struct s3_call *call)
 {
 	CLEANUP(mem_free_ptr) char *key = NULL, *id = NULL;
+	struct s3_paging paging;
 
+	s3_paging_begin(s3, call, &paging);
 	for (;;) {
-		TRY(uploads_page(u, s3, key ? key : "", id ? id : "", call));
+		TRY(uploads_page(u, s3, key ? key : "", id ? id : "", &paging.call));
 		if (!u->is_truncated)
 			return OK;
 		if (u->next_key.len == 0 || (key && id && str_is(text_of(&u->next_key), key) && str_is(text_of(&u->next_id), id)))
 			return ERR(STORAGE_IO, "the object storage's list of uploads does not go on");
+		TRY(s3_paging_next(s3, &paging, u->entries));
 		mem_free(key);
 		mem_free(id);
 		key = mem_strndup(text_of(&u->next_key).p, u->next_key.len);
