@@ -158,6 +158,43 @@ def test_a_commit_that_comes_late_has_its_data(d, proxy):
     loads(d, name, images)
 
 
+def test_a_removal_that_is_in_doubt_goes_on(d, proxy, s3):
+    """Its claim lies in the place of .metadata when all answers fail: who recovers finds it by the mark, and removes the rest."""
+    name, _ = saved(d, f"doubt/{lib.fresh()}")
+    seen = []
+
+    def fault(verb, path, _):
+        if seen and verb == "GET" and ".dcpd%2Fat" in path:
+            seen.append("recovered")
+        if path.endswith(f"{name}/.metadata") and (verb == "PUT" or seen) and "recovered" not in seen:
+            seen.append(verb)
+            return "lost" if len(seen) == 1 else "500"
+
+    proxy.fault = fault
+    job = d.api.submit("delete", target=ref("s3", name))["id"]
+    assert d.api.wait(job)["state"] == "succeeded" and "recovered" in seen
+    assert name not in names(d) and s3.keys(f"{name}/") == []
+    proxy.fault = lambda *_: None
+    saved(d, name)
+
+
+def test_who_takes_a_commit_back_leaves_the_claim_of_another(d, proxy, s3, tmp_path):
+    """A copy whose files cannot come takes back what it put there, and nothing else."""
+    source, _ = saved(d, storage="main")
+    name = f"taken/{lib.fresh()}"
+    (tmp_path / "other").write_text("another's")
+
+    def fault(verb, path, _):
+        if verb == "PUT" and path.endswith(f"{name}/__0_0.distcp") and not s3.keys(f"{name}/__0"):
+            s3.put(f"{name}/.metadata", tmp_path / "other", "", "dcpdclaim8000000001")
+            s3.put(f"{name}/__0_0.distcp", tmp_path / "other", "", "dcpdat8000000001")
+
+    proxy.fault = fault
+    d.api.fails("replicate", "checkpoint_exists", source=ref("main", source), target=ref("s3", name))
+    proxy.fault = lambda *_: None
+    assert sorted(s3.keys(f"{name}/")) == [f"{name}/.metadata", f"{name}/__0_0.distcp"]
+
+
 def test_flipped_bytes_are_found(d, proxy):
     name, images = saved(d, size=MB)
     sd = lib.fresh()

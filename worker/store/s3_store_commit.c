@@ -15,8 +15,9 @@ enum { DELETES = S3_LIST_PAGE };
 
 static FALLIBLE enum err put_mark(struct s3 *s3, struct s3_mark *m, struct s3_condition condition)
 {
-	CLEANUP(jval_drop) json_t *doc = json_pack("{s:i, s:s, s:s, s:s, s:b, s:b, s:b}", "dcpd", 1, "job", m->job, "staging", m->staging,
-						   "target", m->target, "file", m->is_file, "removes", m->removes, "dead", m->is_dead);
+	CLEANUP(jval_drop) json_t *doc = json_pack("{s:i, s:s, s:s, s:s, s:b, s:b, s:[I, I], s:b}", "dcpd", 1, "job", m->job, "staging",
+						   m->staging, "target", m->target, "file", m->is_file, "removes", m->removes, "removed",
+						   (json_int_t)m->removed[0], (json_int_t)m->removed[1], "dead", m->is_dead);
 	CLEANUP(mem_free_ptr) char *text = doc ? jtext_of(doc) : NULL;
 
 	NEED(text, "no memory for the mark of an attempt");
@@ -51,6 +52,8 @@ enum err s3_mark_read(struct s3 *s3, const char *key, struct s3_mark *out)
 	TRY(take_text(doc, "target", out->target, sizeof out->target));
 	out->is_file = json_is_true(json_object_get(doc, "file"));
 	out->removes = json_is_true(json_object_get(doc, "removes"));
+	for (size_t i = 0; i < 2; i++)
+		out->removed[i] = (uint64_t)json_integer_value(json_array_get(json_object_get(doc, "removed"), i));
 	out->is_dead = json_is_true(json_object_get(doc, "dead"));
 	out->attempt = s3_attempt_at(out->staging);
 	return OK;
@@ -214,8 +217,10 @@ static enum err of_write(enum err e, bool unsure, const char *name)
 }
 
 enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition condition, const struct s3_mark *m, const json_t *files,
-		  char etag_out[S3_ETAG_MAX])
+		  char etag_out[S3_ETAG_MAX], bool *lies_out)
 {
+	bool unsure = false;
+	const struct s3_call call = { .unsure_out = &unsure };
 	char mark[65];
 	CLEANUP(jval_drop) json_t *doc = json_pack("{s:i, s:s, s:s, s:O*}", "dcpd_claim", 1, "job", m->job, "staging", m->staging, "files",
 						   files);
@@ -228,7 +233,10 @@ enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition condition,
 		text = mem_strdup("{\"dcpd_claim\":1}");
 		NEED(text, "no memory for a claim");
 	}
-	return of_condition(s3_put(s3, key, text, strlen(text), condition, mark, NULL, etag_out), m->target);
+	enum err e = s3_put(s3, key, text, strlen(text), condition, mark, &call, etag_out);
+	if (lies_out)
+		*lies_out = !is_refused(e, unsure);
+	return of_write(e, unsure, m->target);
 }
 
 /* The identity that is replaced must be that of the object whose ETag is told. */
@@ -289,7 +297,7 @@ static FALLIBLE enum err check_own(struct staging *s, const struct s3_mark *m, c
 		is_whole &= s3_folder_find(there, file->name) != NULL;
 	if (is_whole)
 		return OK;
-	e = s3_claim(client, commit->key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag);
+	e = s3_claim(client, commit->key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag, NULL);
 	e = e ?: s3_delete(client, commit->key, NULL);
 	TRY(e == ERR_CHECKPOINT_EXISTS ? OK : e);
 	return ERR(STATE_CONFLICT, "'%s' was removed by others while the answer to its commit was lost", m->target);
@@ -355,18 +363,28 @@ static bool is_unsure(struct s3_own *own, const struct s3_mark *m)
 	return unsure;
 }
 
-/* After a failure with the claim in place: files that came are this attempt's, for there were none before it. */
-static void take_back(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit)
+/* False: it may be there. */
+static bool drop_marked(struct s3 *s3, const char *key, const char *mark)
 {
-	CLEANUP(err_restore) struct err_info info = *err_last();
 	struct s3_object o;
 
+	enum err e = s3_head(s3, key, NULL, &o);
+	if (!e && strcmp(o.mark, mark) == 0)
+		e = s3_delete(s3, key, NULL);
+	return !e || e == ERR_NOT_FOUND;
+}
+
+/* After a failure with the claim in place: files that came are this attempt's, for there were none before it. False: some are left. */
+static bool take_back(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit)
+{
+	CLEANUP(err_restore) struct err_info info = *err_last();
+	bool is_back = true;
+	char claim[65];
+
 	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u))
-		if (u->waits && u != commit && s3_head(own->client, u->key, NULL, &o) == OK && strcmp(o.mark, u->mark) == 0 &&
-		    s3_delete(own->client, u->key, NULL))
-			err_clear();
-	if (s3_delete(own->client, commit->key, NULL))
-		err_clear();
+		is_back &= !u->waits || u == commit || drop_marked(own->client, u->key, u->mark);
+	s3_attempt_mark(S3_MARK_CLAIM, m->attempt, claim);
+	return is_back && drop_marked(own->client, commit->key, claim);
 }
 
 static FALLIBLE enum err list_files(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit,
@@ -404,15 +422,17 @@ static FALLIBLE enum err publish_given(struct staging *s, const struct s3_mark *
 	TRY(s3_folder_look(own->client, m->target, true, there));
 	TRY(list_files(own, m, commit, there, &files));
 	TRY(check_mark(own->client, m));
-	TRY(s3_claim(own->client, commit->key, (struct s3_condition){ S3_IF_NONE, NULL }, m, files, etag));
+	bool lies = true;
+	enum err e = s3_claim(own->client, commit->key, (struct s3_condition){ S3_IF_NONE, NULL }, m, files, etag, &lies);
+	if (e)
+		s->made = !lies;
+	TRY(e);
 	fs_fault("commit.rename");
-	enum err e = put_files(own, m, commit);
+	e = put_files(own, m, commit);
 	e = e ?: s3_part_complete(commit, (struct s3_condition){ S3_IF_ETAG, etag });
 	fs_fault("commit.renamed");
 	bool unsure = is_unsure(own, m);
-	s->made = !e || is_refused(e, unsure);
-	if (e && s->made)
-		take_back(own, m, commit);
+	s->made = !e || (is_refused(e, unsure) && take_back(own, m, commit));
 	TRY(of_write(e, unsure, m->target));
 	s->done = true;
 	return OK;
@@ -496,17 +516,22 @@ enum err s3_remove(const struct store_job *by, const struct store *s, const char
 	TRY(staging_beside(name, own, staging));
 	TRY(mark_new(s, by->id, staging, name, &m));
 	m.removes = true;
+	m.removed[0] = f->attempt;
+	m.removed[1] = f->given;
 	TRY(put_mark(client, &m, S3_ALWAYS));
 	enum err e = how->check ? how->check(how->user) : OK;
+	bool lies = false;
 	fs_fault("remove.rename");
 	if (!e && f->commit.key)
-		e = s3_claim(client, f->commit.key, (struct s3_condition){ S3_IF_ETAG, f->commit.etag }, &m, NULL, etag);
+		e = s3_claim(client, f->commit.key, (struct s3_condition){ S3_IF_ETAG, f->commit.etag }, &m, NULL, etag, &lies);
 	fs_fault("remove.renamed");
 	if (e == ERR_CHECKPOINT_EXISTS)
 		e = ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", name);
 	e = e ?: s3_clear_folder(client, f);
 	if (!e && f->commit.key)
 		e = s3_delete(client, f->commit.key, NULL);
+	if (e && lies)
+		return e; /* who finds the mark goes on */
 	struct err_info info = *err_last();
 	if (s3_delete(client, m.key, NULL))
 		err_clear();

@@ -156,6 +156,7 @@ struct s3_mark {
 	bool is_file, removes, is_dead;
 	int64_t mtime_ms;
 	uint64_t attempt;
+	uint64_t removed[2];           /* of a removal: attempts whose files go, which nobody sees once the claim is there; 0: none */
 };
 FALLIBLE enum err s3_mark_read(struct s3 *s3, const char *key, struct s3_mark *out);
 FALLIBLE enum err s3_mark_of_staging(struct s3 *s3, const char *path, struct s3_mark *out);
@@ -168,9 +169,10 @@ void s3_discard(struct staging *s);
 enum err s3_remove(const struct store_job *by, const struct store *s, const char *name, const struct store_removal *how);
 /* Removes what lies in the folder, but for files of attempts under way and the claim. */
 FALLIBLE enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f);
-/* Puts a claim in a commit's place. files: NULL, or names that are put there next. */
+/* Puts a claim in a commit's place. files: NULL, or names that are put there next. *lies_out: it may lie there, now or later, whatever is
+ * returned: the attempt's mark, by which a sweep finds it, must stay. NULL: not wanted. */
 FALLIBLE enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition condition, const struct s3_mark *mark, const json_t *files,
-			   char etag_out[S3_ETAG_MAX]);
+			   char etag_out[S3_ETAG_MAX], bool *lies_out);
 
 /* ---- s3_store_recover.c ---- */
 enum err s3_recover(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);

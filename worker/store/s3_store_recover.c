@@ -47,20 +47,20 @@ static FALLIBLE enum err marks_list(struct s3 *s3, const char *job, struct marks
 
 /* ---- removing ---- */
 
-/* Keys of the attempt in the target's folder, unless they are the checkpoint's that is there. */
-static FALLIBLE enum err drop_data(struct s3 *s3, const struct s3_mark *m)
+/* Keys of an attempt in the target's folder, unless they are the checkpoint's that is there. */
+static FALLIBLE enum err drop_data(struct s3 *s3, const char *target, uint64_t attempt)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *seen = mem_zalloc(1, sizeof *seen), *all = mem_zalloc(1, sizeof *all);
 	const char *rest;
 
 	if (!seen || !all)
 		return ERR(NO_MEMORY, "no memory for a folder");
-	TRY(s3_folder_look(s3, m->target, false, seen));
-	if (seen->commit.key && (seen->attempt == m->attempt || seen->given == m->attempt))
+	TRY(s3_folder_look(s3, target, false, seen));
+	if (!attempt || (seen->commit.key && (seen->attempt == attempt || seen->given == attempt)))
 		return OK;
-	TRY(s3_folder_look(s3, m->target, true, all));
+	TRY(s3_folder_look(s3, target, true, all));
 	each(e, all->v.v, all->v.n)
-		if (!s3_is_folder_entry(e) && s3_attempt_of(e->name, &rest) == m->attempt)
+		if (!s3_is_folder_entry(e) && s3_attempt_of(e->name, &rest) == attempt)
 			TRY(s3_delete(s3, e->key, NULL));
 	return OK;
 }
@@ -90,7 +90,7 @@ enum err s3_drop_attempt(struct s3 *s3, const struct s3_mark *m)
 	s3_receipt_key(m, receipt);
 	snprintf(prefix, sizeof prefix, "%s/", m->target);
 	if (!m->is_file && !m->removes) {
-		TRY(drop_data(s3, m));
+		TRY(drop_data(s3, m->target, m->attempt));
 		TRY(s3_uploads_list(s3, prefix, NULL, abort_own, &a));
 	}
 	TRY(m->is_file ? s3_delete(s3, receipt, NULL) : OK);
@@ -150,8 +150,10 @@ static FALLIBLE enum err end_claim(struct s3 *s3, const struct s3_mark *m, bool 
 		return OK;
 	*ours = true;
 	if (!m->removes) /* from now on its commit fails */
-		TRY(s3_claim(s3, f->claim_key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag));
+		TRY(s3_claim(s3, f->claim_key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag, NULL));
 	TRY(m->removes ? s3_clear_folder(s3, f) : take_back_files(s3, m, f));
+	for (int i = 0; i < 2 && m->removes; i++)
+		TRY(drop_data(s3, m->target, m->removed[i]));
 	return s3_delete(s3, f->claim_key, NULL);
 }
 
