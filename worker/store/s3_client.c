@@ -45,7 +45,7 @@ static FALLIBLE enum err read_endpoint(struct s3 *s3, const char *endpoint, bool
 	NEED(u, "cannot use a storage");
 	if (curl_url_set(u, CURLUPART_URL, endpoint, 0) != CURLUE_OK)
 		e = bad_endpoint("is no URL");
-	for (size_t i = 0; i < sizeof none / sizeof *none && !e; i++)
+	for (size_t i = 0; i < sizeof none / sizeof *none && !e && !extra; i++)
 		e = url_part(u, none[i], 0, &extra);
 	e = e ?: url_part(u, CURLUPART_SCHEME, 0, &scheme);
 	e = e ?: url_part(u, CURLUPART_HOST, 0, &host);
