@@ -12,7 +12,8 @@
 #include "base/jval.h"
 #include "base/mem.h"
 
-enum { CODE_MIN = 1 << 10, CODE_MAX = 4 << 20 };
+enum { CODE_MIN = 1 << 10, CODE_MAX = 4 << 20, LINES_MAX = 8 << 20 };
+enum { HEAD_BYTES = 2 << 10, FIELD_BYTES = 80 }; /* of an answer's head besides a link; of what libmicrohttpd notes of each field */
 
 static const char *head_of(const struct req *r, const char *name)
 {
@@ -46,22 +47,36 @@ static enum MHD_Result put_argument(void *user, enum MHD_ValueKind, const char *
 	return MHD_YES;
 }
 
-/* Sets the link to the next page: the request's path and query, with this token. "": it does not fit, the client has to ask for JSON. */
-static void set_link(const struct req *r, const json_t *token, struct form *out)
+/* Bytes that the answer's head can give to a link: it shares the connection's memory with the request's head. */
+static size_t link_room(const struct req *r)
 {
-	CLEANUP(buf_free) struct buf b = BUF_INIT(sizeof out->link);
-	const char *text = json_string_value(token);
+	const union MHD_ConnectionInfo *head = MHD_get_connection_info(r->conn, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+	int fields = MHD_get_connection_values(r->conn, (enum MHD_ValueKind)(MHD_HEADER_KIND | MHD_GET_ARGUMENT_KIND), NULL, NULL);
+	size_t taken = (head ? head->header_size : 0) + (fields > 0 ? (size_t)fields : 0) * FIELD_BYTES + HEAD_BYTES;
 
-	out->link[0] = '\0';
-	if (!text)
-		return;
+	return taken < HTTP_CONNECTION_BYTES ? HTTP_CONNECTION_BYTES - taken : 1;
+}
+
+/* Makes the link to the next page: the request's path and query, with this token. */
+static FALLIBLE enum err make_link(const struct req *r, const json_t *token, struct form *out)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(link_room(r));
+
+	if (!json_is_string(token))
+		return OK;
 	buf_printf(&b, "<%s?page_token=", r->path);
-	url_encode(&b, str_of(text));
+	url_encode(&b, (struct str){ json_string_value(token), json_string_length(token) });
 	MHD_get_connection_values(r->conn, MHD_GET_ARGUMENT_KIND, put_argument, &(struct query){ &b, "page_token" });
 	buf_puts(&b, ">; rel=\"next\"");
 	buf_putc(&b, '\0');
-	if (buf_status(&b) == OK)
-		memcpy(out->link, b.p, b.len);
+	enum err e = buf_status(&b);
+	if (e == ERR_NO_MEMORY)
+		return e;
+	if (e)
+		return ERR(NOT_ACCEPTABLE, "the link to the next page is too long for a head; ask for %s, which has next_page_token", json);
+	out->link = (char *)b.p;
+	b = BUF_INIT(0);
+	return OK;
 }
 
 /* {"jobs":[A,B],"next_page_token":…,"problems":[P]} → A, B, {"problem":P}, a line each. */
@@ -73,7 +88,10 @@ static FALLIBLE enum err to_lines(const struct req *r, struct buf *b, struct for
 	size_t i;
 
 	TRY(buf_status(b));
-	TRY(jtext_parse((struct str){ (const char *)b->p, b->len }, 0, &doc));
+	if (b->len > LINES_MAX)
+		return ERR(NOT_ACCEPTABLE, "a list of %zu bytes, and lines are made of at most %d: ask for fewer rows (page_size) or %s",
+			   b->len, LINES_MAX, json);
+	TRY(jtext_parse((struct str){ (const char *)b->p, b->len }, JSON_ALLOW_NUL, &doc)); /* FQNs may have NULs */
 	buf_free(b);
 	json_array_foreach(json_object_get(doc, r->route->list), i, row) {
 		TRY(jval_dump(row, &text));
@@ -85,7 +103,7 @@ static FALLIBLE enum err to_lines(const struct req *r, struct buf *b, struct for
 		buf_puts(&text, "}\n");
 	}
 	TRY(buf_status(&text));
-	set_link(r, json_object_get(doc, "next_page_token"), out);
+	TRY(make_link(r, json_object_get(doc, "next_page_token"), out));
 	*b = text;
 	text = BUF_INIT(0);
 	return OK;
@@ -115,16 +133,16 @@ static FALLIBLE enum err apply_coding(struct buf *b, struct form *f)
 
 FALLIBLE enum err form_apply(struct req *r, const char **type_io, struct buf *b, struct form *out)
 {
-	char mark[20], link[sizeof out->link] = "";
+	char mark[20], *link = NULL;
 
 	if (wants_lines(r)) {
 		TRY(to_lines(r, b, out));
-		memcpy(link, out->link, sizeof link);
+		link = out->link;
 		*type_io = lines;
 	}
 	snprintf(mark, sizeof mark, "%016jx", (uintmax_t)XXH3_64bits(b->p, b->len));
 	form_decide(r, mark, out);
-	memcpy(out->link, link, sizeof link);
+	out->link = link;
 	if (out->same)
 		b->len = 0;
 	else if (out->coding && b->len >= CODE_MIN && b->len <= CODE_MAX)
@@ -141,7 +159,7 @@ FALLIBLE enum err form_dress(const struct form *f, struct MHD_Response *m)
 	ok &= MHD_add_response_header(m, MHD_HTTP_HEADER_VARY, "Accept, Accept-Encoding");
 	if (f->coding && !f->same)
 		ok &= MHD_add_response_header(m, MHD_HTTP_HEADER_CONTENT_ENCODING, coding_names[f->coding]);
-	if (f->link[0])
+	if (f->link)
 		ok &= MHD_add_response_header(m, "Link", f->link);
 	return ok == MHD_YES ? OK : ERR(NO_MEMORY, "cannot make an answer");
 }

@@ -28,7 +28,7 @@
 
 /* libmicrohttpd clears a connection's memory for each request, so more of it costs speed, and stays while the connection idles: ten
  * thousand dashboards may have one each. A head beyond it is answered by the library itself. */
-enum { HEAD_MS = 10000, BODY_MS = 30000, IDLE_S = 15, RUNS_MAX = 16, MEMORY_PER_CONNECTION = 14 << 10 };
+enum { HEAD_MS = 10000, BODY_MS = 30000, IDLE_S = 15, RUNS_MAX = 16 };
 
 /* How long a client may take to read an answer that unread.h counts: others wait for its room. */
 enum { READ_MS = 60000, READ_BYTES_A_MS = 128 };
@@ -380,7 +380,7 @@ static FALLIBLE enum err start_listener(struct event_base *base, struct http *h,
 	struct MHD_OptionItem more[] = {
 		{ MHD_OPTION_CONNECTION_LIMIT, (intptr_t)connections_max(h), NULL },
 		{ MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S, NULL },
-		{ MHD_OPTION_CONNECTION_MEMORY_LIMIT, MEMORY_PER_CONNECTION, NULL },
+		{ MHD_OPTION_CONNECTION_MEMORY_LIMIT, HTTP_CONNECTION_BYTES, NULL },
 		{ MHD_OPTION_STRICT_FOR_CLIENT, 1, NULL },
 		{ from->tls ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, (void *)(uintptr_t)h->o.tls_cert_pem },
 		{ from->tls ? MHD_OPTION_HTTPS_MEM_KEY : MHD_OPTION_END, 0, (void *)(uintptr_t)h->o.tls_key_pem },

@@ -22,6 +22,7 @@
 #include "base/str.h"
 
 enum { HTTP_BODY_MAX = 1 << 20, HTTP_DISCARD_MAX = 64 << 20, HTTP_PARTS_MAX = 8, HTTP_CONNECTIONS_MAX = 12000 };
+enum { HTTP_CONNECTION_BYTES = 14 << 10 }; /* of a connection: the heads of a request and of its answer */
 
 struct http;
 

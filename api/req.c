@@ -117,7 +117,7 @@ static bool has_forms(const struct req *r, unsigned status)
 static FALLIBLE enum err give_buf(struct req *r, unsigned status, const char *content_type, struct buf *b, bool page)
 {
 	bool formed = has_forms(r, status);
-	struct form form = { 0 };
+	CLEANUP(form_drop) struct form form = { 0 };
 	enum err e = buf_status(b);
 
 	if (!e && formed)

@@ -236,7 +236,7 @@ int jobs_act(const struct command *self, struct client *c, const struct args *a)
 static bool print_event(void *user, const char *line)
 {
 	const bool *json = user;
-	CLEANUP(jval_drop) json_t *e = json_loads(line, 0, NULL);
+	CLEANUP(jval_drop) json_t *e = json_loads(line, JSON_ALLOW_NUL, NULL); /* FQNs may have NULs */
 
 	if (*json) {
 		show_line(e);

@@ -1,7 +1,10 @@
 """dcpctl's lists: for programs (json, ndjson, csv, chosen columns) and for people (width, colours, nothing that steers a terminal)."""
 import csv
+import http.server
 import io
 import json
+import subprocess
+import threading
 
 import dcpd as lib
 import pytest
@@ -89,3 +92,27 @@ def test_a_terminal_is_not_overrun_and_coloured_only_on_wish(made):
     assert code == 0 and "\033" not in plain and "succeeded" in plain
     assert max(len(x) for x in plain.splitlines()) <= 80, "columns are cut, lines do not wrap"
     assert "\033" not in on_terminal(d, "jobs", env={"TERM": "dumb"})[1] and "\033" not in good(d.ctl("jobs"))
+
+
+class OneEvent(http.server.BaseHTTPRequestHandler):
+    """A daemon that has one event to tell, whose FQN has a NUL."""
+    event = {"time": "2026-11-22T00:00:00.000Z", "type": "job", "data": {"error": {"code": "missing_key", "fqn": "a\0b"}}}
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-ndjson")
+        self.end_headers()
+        self.wfile.write(json.dumps(self.event).encode() + b"\n")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_an_event_with_a_nul_is_shown():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), OneEvent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        env = lib.clean_environment(DCPD_URL=f"http://127.0.0.1:{server.server_port}", DCPD_TOKEN="x")
+        json_, table = (subprocess.run([lib.BIN / "dcpctl", "events", *more], env=env, capture_output=True, text=True, timeout=60).stdout
+                        for more in (["--json"], []))
+        server.shutdown()
+    assert json.loads(json_) == OneEvent.event and "a\\u0000b" in table, (json_, table)

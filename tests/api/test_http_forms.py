@@ -3,6 +3,7 @@ import gzip
 import json
 import shutil
 import subprocess
+import urllib.parse
 
 import pytest
 from crafted import FIXTURES
@@ -158,6 +159,46 @@ def test_lists_as_lines(d, plain):
     assert names == [t["fqn"] for t in d.api.get(plain + "/tensors").json["tensors"]] and len(names) > 2
     d.api.get(plain, headers=lines).problem("not_acceptable", status=406)
     assert d.api.get("/v1/jobs", headers={"Accept": "application/x-ndjson;q=0.5, application/json"}).json["jobs"] is not None
+
+
+def bare(d, entries):
+    """A safetensors file of these tensors; its path in the API."""
+    name = lib.fresh() + ".safetensors"
+    head = json.dumps({fqn: {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i, fqn in enumerate(entries)}).encode()
+    (d.storages["main"] / name).write_bytes(len(head).to_bytes(8, "little") + head + bytes(len(entries)))
+    return f"/v1/checkpoints/main/{name}/tensors"
+
+
+def test_lines_have_any_name(d):
+    names = ["a\0b", "a\n", "é", "\u2028"]
+    path = bare(d, names)
+    got = d.api.get(path, headers={"Accept": "application/x-ndjson"})
+    assert got.status == 200 and sorted(json.loads(line)["fqn"] for line in got.body.splitlines()) == sorted(names), got.body
+
+
+def test_a_link_goes_as_far_as_a_head(d):
+    """What is too long for it is refused: a list that stops without a word would be taken for all of it."""
+    statuses = []
+    path = bare(d, ["é" * 1300 + end for end in "abc"])
+    for more in ({}, {"X-Pad": "x" * 4500}, {f"X-{i}": "y" for i in range(60)}):
+        for n in range(20, 1300, 80):
+            got = d.api.get(f"{path}?page_size=1&prefix={urllib.parse.quote('é' * n)}", headers={"Accept": "application/x-ndjson", **more})
+            statuses.append(got.status)
+            if got.status != 200:
+                assert "next_page_token" in got.problem("not_acceptable", status=406)["detail"]
+                continue
+            link = got.headers["Link"]
+            following = d.api.get(link[1:].split(">")[0]).ok(200)
+            assert [t["fqn"][-1] for t in following["tensors"]] == ["b"] and len(link) > 6 * n
+    assert statuses[:9] == [200] * 9 and {200, 406} == set(statuses)
+
+
+def test_lines_of_a_large_list_are_refused(d, plain):
+    for i in range(30000):
+        (d.storages["main"] / "forms" / (f"{i}" + "x" * 240)).touch()
+    p = d.api.get(plain + "/files", headers={"Accept": "application/x-ndjson"}).problem("not_acceptable", status=406)
+    assert "page_size" in p["detail"]
+    assert len(d.api.get(plain + "/files").json["files"]) > 30000
 
 
 def test_a_client_is_told_when_to_come_back(d):
