@@ -261,6 +261,40 @@ def test_kills_leave_whole_checkpoints_or_none(d, proxy, s3):
     lib.wait_for(swept, 20, "what was killed is swept")
 
 
+def test_a_copy_that_is_killed_leaves_its_name_free(d, proxy, s3):
+    """With folders, and with data that has the number of another attempt: all of it is taken back, and the copy is made anew."""
+    name, images = saved(d)
+    local, there = f"killed/{lib.fresh()}", f"killed/{lib.fresh()}"
+    assert d.ctl("cp", f"s3:{name}", f"main:{local}").returncode == 0
+    below = d.storages["main"] / local / "tokenizer/extra"
+    below.mkdir(parents=True)
+    (below / "vocab.json").write_text("{}")
+    (below.parent / "words").write_text("one two")
+    commits, struck = [], threading.Event()
+
+    def fault(verb, path, _):
+        """The second PUT of .metadata takes the claim's place: all files are there by then."""
+        if verb == "PUT" and path.endswith(f"{there}/.metadata"):
+            commits.append(path)
+            if len(commits) == 2:
+                struck.set()
+                return 1.0
+
+    proxy.fault = fault
+    job = d.api.submit("replicate", source=ref("main", local), target=ref("s3", there))["id"]
+    assert struck.wait(20)
+    assert any("tokenizer" in k for k in s3.keys(f"{there}/"))
+    for pid in d.workers():
+        os.kill(pid, signal.SIGKILL)
+    end = d.api.wait(job, 60)
+    if end["state"] != "succeeded":
+        d.api.run("replicate", source=ref("main", local), target=ref("s3", there))
+    loads(d, there, images)
+    d.api.run("delete", target=ref("s3", there))
+    assert s3.keys(f"{there}/") == []
+    saved(d, there)
+
+
 # ---------------------------------------------------------------------------------------------------------------- what cannot work
 
 

@@ -166,7 +166,8 @@ static FALLIBLE enum err clear_below(struct s3 *s3, const char *key, unsigned de
 		if (d.n == DELETES)
 			TRY(flush(&d));
 	}
-	return flush(&d);
+	TRY(flush(&d));
+	return s3_delete(s3, key, NULL); /* some servers keep folders that are empty, and list them */
 }
 
 enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f)

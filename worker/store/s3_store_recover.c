@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "store/contents.h"
 #include "store/copied.h"
 #include "store/s3_store_impl.h"
 
@@ -110,21 +111,38 @@ static FALLIBLE enum err look(struct s3 *s3, const char *path, struct s3_folder 
 	return e;
 }
 
-/* Files that a commit with given names had put there when it broke off: each has the attempt's mark. */
-static FALLIBLE enum err take_back_files(struct s3 *s3, const struct s3_mark *m, const struct s3_folder *f)
+/* Files that a commit with given names had put there, and in folders below, when it broke off: each has the attempt's mark. What is deeper
+ * or longer than copies are is nobody's of dcpd. */
+static FALLIBLE enum err take_back_files(struct s3 *s3, const struct s3_mark *m, const char *path, unsigned depth,
+					  bool *any_out)
 {
-	char mark[65];
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
+	char mark[65], below[S3_PATH_MAX];
 	struct s3_object o;
+	bool any;
 
+	*any_out = false;
+	NEED(f, "no memory for a folder");
+	TRY(s3_folder_look(s3, path, true, f)); /* all: copies keep names, with the number of the attempt that saved the data */
 	s3_attempt_mark(S3_MARK_COMMIT, m->attempt, mark);
 	each(e, f->v.v, f->v.n) {
-		if (s3_is_folder_entry(e))
+		size_t n = strlen(e->key);
+		if (n > S3_KEY_MAX || (s3_is_folder_entry(e) && depth == CONTENTS_DEPTH_MAX))
 			continue;
+		if (s3_is_folder_entry(e)) {
+			snprintf(below, sizeof below, "%.*s", (int)n - 1, e->key);
+			TRY(take_back_files(s3, m, below, depth + 1, &any));
+			TRY(any ? s3_delete(s3, e->key, NULL) : OK); /* some servers keep and list folders that are empty */
+			*any_out |= any;
+			continue;
+		}
 		enum err bad = s3_head(s3, e->key, NULL, &o);
 		if (bad && bad != ERR_NOT_FOUND)
 			return bad;
-		if (!bad && strcmp(o.mark, mark) == 0)
-			TRY(s3_delete(s3, e->key, NULL));
+		if (bad || strcmp(o.mark, mark) != 0)
+			continue;
+		TRY(s3_delete(s3, e->key, NULL));
+		*any_out = true;
 	}
 	return OK;
 }
@@ -135,6 +153,7 @@ static FALLIBLE enum err end_claim(struct s3 *s3, const struct s3_mark *m, bool 
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = NULL;
 	struct s3_object o;
 	char mark[65];
+	bool any;
 
 	*ours = false;
 	if (m->is_file)
@@ -151,7 +170,7 @@ static FALLIBLE enum err end_claim(struct s3 *s3, const struct s3_mark *m, bool 
 	*ours = true;
 	if (!m->removes) /* from now on its commit fails */
 		TRY(s3_claim(s3, f->claim_key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag, NULL));
-	TRY(m->removes ? s3_clear_folder(s3, f) : take_back_files(s3, m, f));
+	TRY(m->removes ? s3_clear_folder(s3, f) : take_back_files(s3, m, m->target, 0, &any));
 	for (int i = 0; i < 2 && m->removes; i++)
 		TRY(drop_data(s3, m->target, m->removed[i]));
 	return s3_delete(s3, f->claim_key, NULL);
