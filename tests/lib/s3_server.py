@@ -201,7 +201,7 @@ class Fake:
     bucket = "tests"
 
     def __init__(self, host="127.0.0.1"):
-        self.script, self.seen, self.objects, self.lock = [], [], {}, threading.Lock()
+        self.script, self.seen, self.objects, self.uploads, self.lock = [], [], {}, {}, threading.Lock()
         fake = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -237,7 +237,7 @@ class Fake:
 
     def reset(self, *script):
         with self.lock:
-            self.script, self.seen, self.objects = list(script), [], {}
+            self.script, self.seen, self.objects, self.uploads = list(script), [], {}, {}
 
     def serve(self, h):
         with self.lock:
@@ -249,15 +249,15 @@ class Fake:
 
     def usual(self, h):
         body = h.rfile.read(int(h.headers.get("Content-Length") or 0))
-        key = urllib.parse.unquote(h.path.split("?")[0])
+        key, _, query = h.path.partition("?")
+        key, query = urllib.parse.unquote(key), urllib.parse.parse_qs(query, keep_blank_values=True)
+        mark = h.headers.get("x-amz-meta-dcpd-mark", "")
         with self.lock:
+            if "uploads" in query or "uploadId" in query:
+                return self.upload(h, key, query, body, mark)
             there = self.objects.get(key)
             if h.command == "PUT":
-                wanted = h.headers.get("If-Match")
-                if (h.headers.get("If-None-Match") and there) or (wanted and (not there or there[1] != wanted)):
-                    return answer(h, 412, error("PreconditionFailed"))
-                self.objects[key] = (body, f'"{zlib.crc32(body):08x}-{len(self.seen)}"', h.headers.get("x-amz-meta-dcpd-mark", ""))
-                return answer(h, 200, b"", ETag=self.objects[key][1])
+                return self.store(h, key, body, mark)
         if h.command == "DELETE":
             self.objects.pop(key, None)
             return answer(h, 204, b"")
@@ -270,6 +270,31 @@ class Fake:
             headers["Content-Range"] = f"bytes {first}-{min(last, len(bytes_) - 1)}/{len(bytes_)}"
             return answer(h, 206, bytes_[first:last + 1], **headers)
         return answer(h, 200, bytes_, **headers)
+
+
+    def store(self, h, key, body, mark, said=""):
+        there, wanted = self.objects.get(key), h.headers.get("If-Match")
+        if (h.headers.get("If-None-Match") and there) or (wanted and (not there or there[1] != wanted)):
+            return answer(h, 412, error("PreconditionFailed"))
+        self.objects[key] = (body, f'"{zlib.crc32(body):08x}-{len(self.seen)}"', mark)
+        return answer(h, 200, (said and f"<{said}><ETag>{self.objects[key][1]}</ETag></{said}>").encode(), ETag=self.objects[key][1])
+
+    def upload(self, h, key, query, body, mark):
+        if "uploads" in query:
+            id_ = f"u{len(self.seen)}"
+            self.uploads[id_] = (mark, {})
+            said = "InitiateMultipartUploadResult"
+            return answer(h, 200, f"<{said}><UploadId>{id_}</UploadId></{said}>".encode())
+        mark, parts = self.uploads.get(query["uploadId"][0], (None, None))
+        if parts is None:
+            return answer(h, 404, error("NoSuchUpload"))
+        if h.command == "PUT":
+            parts[int(query["partNumber"][0])] = body
+            return answer(h, 200, b"", ETag=f'"{zlib.crc32(body):08x}"')
+        if h.command == "DELETE":
+            del self.uploads[query["uploadId"][0]]
+            return answer(h, 204, b"")
+        return self.store(h, key, b"".join(parts[n] for n in sorted(parts)), mark, "CompleteMultipartUploadResult")
 
 
 def answer(h, status, body, **headers):

@@ -384,17 +384,35 @@ def test_conditions_that_a_server_does_not_heed(fake, liar):
         del h.headers["If-None-Match"], h.headers["If-Match"]
         return False
 
+    def forgets_match(h):
+        del h.headers["If-Match"]
+        return False
+
     fake.reset(*[forgets] * 10)
     assert "does not heed If-None-Match" in liar.fails("unsupported", "probe", "p")
     fake.reset(says(200, ETag='"x"'), says(501, "NotImplemented"))
     liar.fails("unsupported", "probe", "p")
-    fake.reset(says(200, ETag='"x"'), says(412, "PreconditionFailed"), says(404, "NoSuchKey"), *[forgets] * 10)
+    fake.reset(*[forgets_match] * 20)
     assert "does not heed If-Match" in liar.fails("unsupported", "probe", "p")
     fake.reset(says(403, "AccessDenied"))
     liar.fails("forbidden", "probe", "p")
     fake.reset()
     liar.probe("p")
-    assert not fake.objects
+    assert not fake.objects and not fake.uploads
+
+
+@pytest.mark.parametrize("header", ["If-None-Match", "If-Match"])
+def test_a_server_that_heeds_conditions_of_puts_alone(header):
+    """Commits end uploads, too."""
+    class Half(Fake):
+        def usual(self, h):
+            if h.command == "POST":
+                del h.headers[header]
+            super().usual(h)
+
+    with Half() as half, Tool(half.endpoint, env=KEYS) as t:
+        assert f"does not heed {header} of CompleteMultipartUpload" in t.fails("unsupported", "probe", "p")
+        assert not half.objects and not half.uploads
 
 
 # ---------------------------------------------------------------------------------------------------------------- credentials

@@ -367,17 +367,39 @@ FALLIBLE enum err s3_delete(struct s3 *s3, const char *key, const struct s3_call
 
 /* ---- what a server can do ---- */
 
-/* A write whose condition does not hold must fail. */
-static FALLIBLE enum err must_refuse(struct s3 *s3, const char *key, struct s3_condition condition, const char *header,
-				     const struct s3_call *call)
+static FALLIBLE enum err was_refused(enum err e, const char *header, const char *of)
 {
-	enum err e = s3_put(s3, key, "2", 1, condition, NULL, call, NULL);
-
 	if (e == ERR_CHECKPOINT_EXISTS)
 		return OK;
 	if (e && e != ERR_UNSUPPORTED)
 		return e;
-	return ERR(UNSUPPORTED, "this object storage does not heed %s: two commits could overwrite each other", header);
+	return ERR(UNSUPPORTED, "this object storage does not heed %s%s: two commits could overwrite each other", header, of);
+}
+
+static FALLIBLE enum err complete_one(struct s3 *s3, const char *key, const char *id, struct s3_condition condition,
+				      const struct s3_call *call)
+{
+	struct s3_part part;
+
+	TRY(s3_upload_part(s3, key, id, 1, "2", 1, call, &part));
+	return s3_upload_complete(s3, key, id, &part, 1, condition, call, NULL);
+}
+
+/* Writes whose condition does not hold must fail, whole ones and those of uploads. */
+static FALLIBLE enum err must_refuse(struct s3 *s3, const char *key, struct s3_condition condition, const char *header,
+				     const struct s3_call *call)
+{
+	char id[S3_UPLOAD_ID_MAX];
+
+	TRY(was_refused(s3_put(s3, key, "2", 1, condition, NULL, call, NULL), header, ""));
+	TRY(s3_upload_begin(s3, key, NULL, call, id));
+	enum err e = was_refused(complete_one(s3, key, id, condition, call), header, " of CompleteMultipartUpload");
+	struct err_info info = *err_last();
+	if (s3_upload_abort(s3, key, id, call))
+		err_clear(); /* a sweep finds it */
+	if (e)
+		err_restore(&info);
+	return e;
 }
 
 FALLIBLE enum err s3_probe_conditions(struct s3 *s3, const char *key, const struct s3_call *call)
