@@ -41,6 +41,23 @@ static void reads_a_header(void **state)
 	T_OK(try_parse("{\"s\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[0,8]}}", 8));
 }
 
+/* Whatever address an escaped name has: pages of a list are made by several processes. */
+static void empty_entries_have_one_order(void **state)
+{
+	static const char *const names[][3] = { { "z", "\\u0061", "m" }, { "\\u007a", "m", "a" }, { "m", "\\u0061", "\\u007a" } };
+	static const char none[] = "{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}";
+	char json[512];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+		struct arena *a CLEANUP(arena_free_ptr) = arena_new(1 << 20);
+		struct sft s;
+		snprintf(json, sizeof json, "{\"%s\":%s,\"%s\":%s,\"%s\":%s}", names[i][0], none, names[i][1], none, names[i][2], none);
+		T_OK(parse(str_of(json), 0, a, &s));
+		assert_true(str_is(s.entries[0].name, "a") && str_is(s.entries[1].name, "m") && str_is(s.entries[2].name, "z"));
+	}
+}
+
 static void refuses(void **state)
 {
 	static const struct { const char *json; uint64_t bytes; enum err code; } bad[] = {
@@ -223,6 +240,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(reads_a_header),
+		cmocka_unit_test(empty_entries_have_one_order),
 		cmocka_unit_test(refuses),
 		cmocka_unit_test(every_truncation_fails),
 		cmocka_unit_test(header_length),

@@ -211,12 +211,12 @@ static FALLIBLE enum err read_header(struct sft_reader *r)
 	return jscan_expect(&r->js, JSCAN_END, &t);
 }
 
-/* Empty entries share their place with a neighbour: begin, then end, then the order in the header. */
+/* Empty entries share their place with a neighbour: begin, then end, then the name. */
 static int by_place(const void *a, const void *b)
 {
 	const struct sft_entry *x = a, *y = b;
 
-	return num_order(x->begin, y->begin) ?: num_order(x->end, y->end) ?: num_order(x->name.p, y->name.p);
+	return num_order(x->begin, y->begin) ?: num_order(x->end, y->end) ?: str_cmp(x->name, y->name);
 }
 
 static FALLIBLE enum err check_order(const struct sft *s)
