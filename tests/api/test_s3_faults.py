@@ -1,6 +1,7 @@
 """Whole jobs on object storage that misbehaves: lost answers, resets, errors, flipped bytes, two writers, processes that are killed, keys
 that may not write, servers that heed no condition."""
 import contextlib
+import json
 import os
 import random
 import signal
@@ -293,6 +294,25 @@ def test_a_copy_that_is_killed_leaves_its_name_free(d, proxy, s3):
     d.api.run("delete", target=ref("s3", there))
     assert s3.keys(f"{there}/") == []
     saved(d, there)
+
+
+def test_a_mark_that_cannot_be_read_ends_no_sweep(d, s3, tmp_path):
+    """The first of all marks is no JSON: what a killed delete left behind it is swept all the same."""
+    name, _ = saved(d)
+    job = d.api.get("/v1/jobs?page_size=1").ok(200)["jobs"][0]["id"]
+    first, left = ".dcpd/at/.dcpd-0-1", f".dcpd/at/.dcpd-{job}-7"
+    (tmp_path / "first").write_text("hello")
+    (tmp_path / "left").write_text(json.dumps({"dcpd": 1, "job": job, "staging": f"swept/.dcpd-{job}-7", "target": "swept/gone",
+                                               "file": False, "removes": True, "dead": False}))
+    d.kill()
+    s3.put(first, tmp_path / "first")
+    s3.put(left, tmp_path / "left")
+    d.start()
+    try:
+        lib.wait_for(lambda: left not in s3.keys(".dcpd/"), 20, "the sweep")
+        assert first in s3.keys(".dcpd/")
+    finally:
+        s3.delete(first)
 
 
 # ---------------------------------------------------------------------------------------------------------------- what cannot work

@@ -338,17 +338,30 @@ static enum err abort_old(void *user, struct str key, const char *id, int64_t be
 	return OK;
 }
 
+/* One mark that cannot be read, or whose target cannot, ends no sweep: its error is kept for the end. */
+static FALLIBLE enum err unless_of_mark(enum err e, struct err_info *first)
+{
+	if (e != ERR_STORAGE_IO && e != ERR_LIMIT_EXCEEDED && e != ERR_NAME_INVALID)
+		return e;
+	if (!first->code)
+		*first = *err_last();
+	err_clear();
+	return OK;
+}
+
 enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, uint64_t *removed_out)
 {
 	CLEANUP(marks_free) struct marks all = { 0 };
+	struct err_info first = { .code = OK };
 
 	(void)name;
 	*removed_out = 0;
 	TRY(marks_list(s3_own(s)->client, job, &all));
 	each(k, all.keys.v, all.keys.n)
-		TRY(sweep_mark(s, *k, job ? NULL : keep, removed_out));
-	if (job)
-		return OK;
+		TRY(unless_of_mark(sweep_mark(s, *k, job ? NULL : keep, removed_out), &first));
 	struct olds olds = { s3_own(s)->client, removed_out };
-	return s3_uploads_list(olds.s3, "", NULL, abort_old, &olds);
+	TRY(job ? OK : s3_uploads_list(olds.s3, "", NULL, abort_old, &olds));
+	if (first.code)
+		err_restore(&first);
+	return first.code;
 }
