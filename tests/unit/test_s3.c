@@ -2,7 +2,10 @@
  * that lie. The client as a whole is run against servers by tests/worker/test_s3_client.py. */
 #include "lib/t.h"
 
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "store/s3_answer.h"
@@ -289,6 +292,29 @@ static void test_attempts_of_keys(void **state)
 	assert_int_equal(s3_attempt_of_key(STR("a/b/")), 0);
 }
 
+static void test_what_a_sandbox_lets_in(void **state)
+{
+	char dir[] = "/tmp/test_s3-XXXXXX", file[64], link[64], got[64];
+
+	(void)state;
+	assert_non_null(mkdtemp(dir));
+	snprintf(file, sizeof file, "%s/token", dir);
+	snprintf(link, sizeof link, "%s/..data", dir);
+	assert_true(s3_readable_of(file, got, sizeof got));
+	assert_string_equal(got, file);
+	assert_int_equal(symlink("..2026_01", link), 0);
+	assert_true(s3_readable_of(file, got, sizeof got));
+	assert_string_equal(got, dir); /* as Kubernetes mounts a secret */
+	assert_false(s3_readable_of(file, got, 4));
+	assert_int_equal(unlink(link), 0);
+	assert_int_equal(mkdir(link, 0700), 0);
+	assert_true(s3_readable_of(file, got, sizeof got));
+	assert_string_equal(got, file);
+	assert_true(s3_readable_of("relative", got, sizeof got));
+	assert_int_equal(rmdir(link), 0);
+	assert_int_equal(rmdir(dir), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -296,6 +322,7 @@ int main(void)
 		cmocka_unit_test(test_signature_too_long),
 		cmocka_unit_test(test_xml), cmocka_unit_test(test_xml_without_memory), cmocka_unit_test(test_headers),
 		cmocka_unit_test(test_errors), cmocka_unit_test(test_attempts_of_keys),
+		cmocka_unit_test(test_what_a_sandbox_lets_in),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

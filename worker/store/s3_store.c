@@ -2,6 +2,7 @@
 #include "store/s3_store.h"
 
 #include <dirent.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -71,6 +72,17 @@ static uint16_t port_of(const char *endpoint)
 	return str_starts(str_of(endpoint), "http://") ? 80 : 443;
 }
 
+bool s3_readable_of(const char *path, char *out, size_t max)
+{
+	const char *slash = strrchr(path, '/');
+	char link[PATH_MAX];
+	struct stat st;
+
+	int n = slash ? snprintf(link, sizeof link, "%.*s/..data", (int)(slash - path), path) : -1;
+	bool whole = n > 0 && (size_t)n < sizeof link && lstat(link, &st) == 0 && S_ISLNK(st.st_mode);
+	return (size_t)snprintf(out, max, "%.*s", (int)(whole ? (size_t)(slash - path) : strlen(path)), path) < max;
+}
+
 /* Credentials come from where AWS's tools have them, and some from a server beside: at ports that all of these use. */
 static void set_sandbox(struct store *s, const json_t *options)
 {
@@ -91,11 +103,12 @@ static void set_sandbox(struct store *s, const json_t *options)
 		bool is_home = i == 3;
 		if (!places[i] || !places[i][0] || (file && (i || file[0] != '/')))
 			continue;
-		if ((size_t)snprintf(own->readable[n], sizeof own->readable[n], "%s%s", places[i], is_home ? "/.aws" : "") <
-		    sizeof own->readable[n]) {
-			s->readable[n] = own->readable[n];
-			n++;
-		}
+		char path[sizeof own->readable[n]];
+		if ((size_t)snprintf(path, sizeof path, "%s%s", places[i], is_home ? "/.aws" : "") >= sizeof path ||
+		    !s3_readable_of(path, own->readable[n], sizeof own->readable[n]))
+			continue;
+		s->readable[n] = own->readable[n];
+		n++;
 	}
 }
 

@@ -133,6 +133,9 @@ struct s3_thing *s3_thing_at(struct store_at at);
 FALLIBLE enum err s3_thing_open(const struct store *s, struct s3_thing **thing, struct store_at *out);  /* takes *thing */
 FALLIBLE enum err s3_missing(const char *name);
 FALLIBLE enum err s3_check_conditions(const struct store *s);
+/* A file of credentials as the sandbox lets it in: the file, or its directory if Kubernetes mounted it. There a new file comes by renaming
+ * the link `..data` beside it, and Landlock's rules are about inodes. False: too long. */
+bool s3_readable_of(const char *path, char *out, size_t max);
 
 FALLIBLE enum err s3_part_open(struct store_at staging, const char *name, unsigned flags, struct store_at *out);
 enum err s3_part_write(struct store_at file, const void *from, size_t n, uint64_t offset, const char *name);
