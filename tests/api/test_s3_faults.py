@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from crafted import Crafted
 from s3_server import Fake, Proxy, Tool
 from test_s3 import MB, loads, names, options, ref, saved, state
 
@@ -194,6 +195,19 @@ def test_who_takes_a_commit_back_leaves_the_claim_of_another(d, proxy, s3, tmp_p
     d.api.fails("replicate", "checkpoint_exists", source=ref("main", source), target=ref("s3", name))
     proxy.fault = lambda *_: None
     assert sorted(s3.keys(f"{name}/")) == [f"{name}/.metadata", f"{name}/__0_0.distcp"]
+
+
+def test_of_two_formats_one_wins(d, other, proxy):
+    """Their commits are objects of different names."""
+    source, name, done = Crafted(d.storages["main"]), f"formats/{lib.fresh()}", []
+
+    def fault(verb, path, _):
+        if verb == "PUT" and "/.dcpd/at/" in path and not done:
+            done.append(saved(other, name))
+
+    proxy.fault = fault
+    d.api.fails("reshard", "checkpoint_exists", source=source.ref, target={**ref("s3", name), "format": "safetensors"})
+    loads(other, *done[0])
 
 
 def test_flipped_bytes_are_found(d, proxy):

@@ -304,6 +304,14 @@ static FALLIBLE enum err check_own(struct staging *s, const struct s3_mark *m, c
 	return ERR(STATE_CONFLICT, "'%s' was removed by others while the answer to its commit was lost", m->target);
 }
 
+/* The condition is about one key: a checkpoint of another format has another. */
+static FALLIBLE enum err check_free(const struct s3_folder *there)
+{
+	if (!there->commit.key && !there->claim_key[0])
+		return OK;
+	return ERR(CHECKPOINT_EXISTS, "'%s' is a checkpoint by now, or is being made one", there->path);
+}
+
 static FALLIBLE enum err publish_one(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, const char *replaces)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *before = mem_zalloc(1, sizeof *before);
@@ -313,6 +321,10 @@ static FALLIBLE enum err publish_one(struct staging *s, const struct s3_mark *m,
 	NEED(before, "no memory for a folder");
 	if (replaces)
 		TRY(check_replaced(s, m, replaces, before, etag));
+	else if (!m->is_file) {
+		TRY(s3_folder_look(client, m->target, false, before));
+		TRY(check_free(before));
+	}
 	TRY(check_mark(client, m));
 	fs_fault("commit.rename");
 	const struct s3_condition condition = { replaces ? S3_IF_ETAG : S3_IF_NONE, etag };
@@ -421,6 +433,7 @@ static FALLIBLE enum err publish_given(struct staging *s, const struct s3_mark *
 		return ERR(OVERWRITE_UNSUPPORTED, "'%s' is in an object storage, and what replaces it has files of given names: delete it "
 			   "first", m->target);
 	TRY(s3_folder_look(own->client, m->target, true, there));
+	TRY(check_free(there));
 	TRY(list_files(own, m, commit, there, &files));
 	TRY(check_mark(own->client, m));
 	bool lies = true;
