@@ -52,9 +52,11 @@ def test_what_is_needed_stays(home, seed):
     steps(home, seed, int(os.environ.get("MODEL_STEPS", 60)), time.monotonic() + 60 if "MODEL_STEPS" not in os.environ else None)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.seconds(36000)
 def test_what_is_needed_stays_for_long(home):
+    """By `make check-full`. Known alarm: behind a clock that was put forward, a list may lack a checkpoint that was saved within a tick of
+    the file system's clock ("it has never been listed"); what is removed is decided by what is on the disk, and so is not touched by it."""
     taken, seed = 0, 100
     while taken < (100_000 if lib.FULL else 2000):
         seed += 1
