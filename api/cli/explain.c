@@ -15,7 +15,7 @@ __asm__(".section .rodata\n"
 	".previous\n");
 extern const char explain_page[];
 
-/* One cell of a row of the page; *p stands behind it afterwards. */
+/* Reads a cell of a row of the page; *p stands behind it afterwards. */
 static struct str next_cell(const char **p)
 {
 	const char *from = *p + strspn(*p, "| "), *end = strchr(from, '|');

@@ -71,7 +71,7 @@ static void draw_box(struct canvas *c, const struct box *b, const uint64_t sizes
 	unsigned y0 = place(b->at[0], sizes[0], c->h), y1 = place(b->at[0] + b->size[0], sizes[0], c->h);
 	unsigned x0 = place(b->at[1], sizes[1], c->w), x1 = place(b->at[1] + b->size[1], sizes[1], c->w);
 
-	/* It has nothing, is too thin to be seen, or lies elsewhere. */
+	/* The box has nothing, is too thin to be seen, or lies elsewhere. */
 	if (y0 >= y1 || x0 >= x1 || y1 > c->h || x1 > c->w)
 		return;
 	for (unsigned x = x0; x <= x1; x++) {

@@ -74,7 +74,7 @@ static bool any_has(const json_t *items, const char *path)
 	return json_array_size(items) == 0;
 }
 
-/* One word of --columns: a column of the command's, else a member that some item has. NULL: neither; that is said. */
+/* Finds a word of --columns: a column of the command's, else a member that some item has. NULL: neither; that is said. */
 static const char *find_column(const json_t *items, const char *const *columns, const char *wanted, size_t n, char spec[SPEC_MAX])
 {
 	struct near near = near_begin((struct str){ wanted, n });

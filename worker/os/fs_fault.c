@@ -27,7 +27,7 @@ struct fault {
 	_Atomic uint64_t passes;
 };
 
-/* One fault for all processes, in a file that a test writes while they run: tests/lib/faults.py. */
+/* A fault for all processes stands in a file that a test writes while they run: tests/lib/faults.py. */
 enum { REMOTE_IDLE, REMOTE_ARMED, REMOTE_STRUCK, HOLD_MS = 5000 };
 struct remote {
 	_Atomic uint32_t state;

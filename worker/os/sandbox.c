@@ -155,7 +155,7 @@ static FALLIBLE enum err add_roots(int ruleset, uint64_t handled, const struct s
 static const char *const resolver_files[] = { "/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf",
 					      "/run/systemd/resolve/stub-resolv.conf", NULL };
 
-/* Those that are not there are passed over. */
+/* Files that are not there are passed over. */
 static FALLIBLE enum err add_readable(int ruleset, const char *const *paths)
 {
 	for (; paths && *paths; paths++) {

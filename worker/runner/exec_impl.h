@@ -113,7 +113,7 @@ FALLIBLE enum err exec_share_edges(struct slot *s, uint32_t dst, bool *shared_ou
 FALLIBLE enum err exec_share_file(struct slot *s, uint32_t file);
 /* Writes [p, p + bytes) of a target file, at once or by the engine; s->writes has room. */
 FALLIBLE enum err exec_push_write(struct slot *s, uint32_t file, unsigned char *p, uint64_t bytes, uint64_t offset);
-/* One block of a target file is written: a file whose last one this was is noted in s->sync. */
+/* A block of a target file is written: a file whose last block this was is noted in s->sync. */
 FALLIBLE enum err exec_count_file(struct slot *s, uint32_t file);
 /* Ends the files that are noted: cuts off what O_DIRECT wrote behind their end, and syncs them. The phase is SLOT_SYNC then. */
 FALLIBLE enum err exec_end_files(struct slot *s);

@@ -54,7 +54,7 @@ static FALLIBLE enum err read_base(const json_t *record, struct str storage, str
 	return OK;
 }
 
-/* Those that an incremental save took from an earlier checkpoint of its own storage. */
+/* Bytes that an incremental save took from an earlier checkpoint of its own storage. */
 static FALLIBLE enum err read_shared(const json_t *record, struct arena *a, struct retention_record *out)
 {
 	const json_t *one;

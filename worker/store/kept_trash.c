@@ -272,7 +272,7 @@ static bool may_go_on(const struct kept_trash_sum *sum, int64_t end_ns)
 	return sum->removed == 0 || (clock_mono_ns() < end_ns && trash_ms() <= LITTLE_MS);
 }
 
-/* One that cannot be removed does not keep the others; if none can, that is the outcome. */
+/* An entry that cannot be removed does not keep the others; if none can be removed, that is the outcome. */
 static FALLIBLE enum err empty_all(const struct store *store, struct sweep *s, int64_t end_ns)
 {
 	struct err_info info = { 0 };

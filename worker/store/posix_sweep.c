@@ -290,7 +290,7 @@ static FALLIBLE enum err look_at_receipt(struct receipt *r, int dir, const char 
 	return OK;
 }
 
-/* One that the commit had not yet put beside its file goes there. */
+/* A page that the commit had not yet put beside its file goes there. */
 static enum err look_for_receipt(void *user, const char *name, unsigned char)
 {
 	struct receipt *r = user;
