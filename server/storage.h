@@ -87,7 +87,8 @@ void storage_create(struct server *s, const struct storage_request *rq, done_fn 
 /* Modules report what they see. */
 /* body: {"main":[bytes read, bytes written],…} of a worker; names that are not known are passed over. */
 void storage_count_io(struct storages *all, const json_t *body);
-/* One storage's share of it: so many bytes were read (or written) in this stage of a job (a short plain word), which took the job ns. */
+/* Counts a stage of a job (a short plain word), in which `bytes` were read from the storage, or written to it. ns: how long it took the
+ * job. */
 void storage_count_stage(struct storage *st, const char *stage, bool written, uint64_t bytes, int64_t ns);
 void storage_set_state(struct storages *all, struct storage *st, enum storage_state state);
 /* A look-up worker has answered, with e. A storage behind a network is unavailable while probes fail, for whatever reason, and ok again

@@ -20,7 +20,7 @@ struct s3_answer {
 	char code[S3_WORD_MAX], message[S3_WORDS_MAX];
 };
 
-/* One line of the head of an answer, with or without its end. A status line begins a new answer: what was before is forgotten. */
+/* Takes a line of an answer's head, with or without its end. A status line begins a new answer and drops the lines before it. */
 void s3_answer_header(struct s3_answer *a, struct str line);
 /* Takes S3's code, message, region and request id out of an error's body, if it is one. */
 void s3_answer_words(struct s3_answer *a, struct str body);

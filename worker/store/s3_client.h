@@ -108,7 +108,7 @@ FALLIBLE enum err s3_get(struct s3 *s3, const char *key, uint64_t offset, void *
 FALLIBLE enum err s3_get_all(struct s3 *s3, const char *key, const struct s3_call *call, struct buf *out, struct s3_object *is);
 FALLIBLE enum err s3_head(struct s3 *s3, const char *key, const struct s3_call *call, struct s3_object *out);
 
-/* One entry: a key (relative, whole), or, with a delimiter, a common prefix that ends in it; `object` is NULL then. */
+/* Called for each entry: a key (relative, whole), or, with a delimiter, a common prefix that ends in it; `object` is NULL then. */
 typedef enum err (*s3_entry_fn)(void *user, struct str key, const struct s3_object *object);
 /* All keys that begin with `prefix`, behind `after` (NULL: from the first), ascending; with a delimiter ('/', else 0) each page has its
  * keys before its common prefixes. at_most 0: all. fn's error stops it. Pages are asked for as fn takes them: what changes meanwhile may

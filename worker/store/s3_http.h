@@ -34,8 +34,8 @@ struct s3_exchange {
 	size_t body_bytes;
 	int64_t deadline_ms, stall_ms; /* stall_ms 0: the configuration's */
 	const struct s3_call *call;    /* may be NULL */
-	/* It is sent once: libcurl sends a request again, and does not tell, when a connection that was kept ends without an answer. So it
-	 * gets a connection of its own. */
+	/* The request gets a connection of its own: on a kept connection that ends without an answer libcurl sends a request again, and
+	 * does not tell. */
 	bool is_once;
 	/* A success goes to `into`, whole, checked by `begin`, or is appended to `text`. An error's body goes to `text`, up to its max. */
 	void *into;

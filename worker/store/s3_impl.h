@@ -19,7 +19,7 @@ struct s3 {
 	uint64_t repeats;              /* atomic */
 };
 
-/* One call. Parameters and headers may point to what lives as long as the op. */
+/* A request to be signed and sent. Parameters and headers may point to memory that lives as long as the op. */
 struct s3_op {
 	struct s3 *s3;
 	const struct s3_call *call;

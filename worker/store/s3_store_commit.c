@@ -501,7 +501,8 @@ void s3_discard(struct staging *s)
 		err_clear(); /* the sweep finds the mark */
 }
 
-/* One object is gone at once. */
+/* Removes a checkpoint that is one object. Known gap: not every server has a conditional DELETE, so an object that is put between the
+ * second look and the DELETE goes, too. */
 static FALLIBLE enum err remove_file(const struct store *s, const char *name, const struct store_removal *how)
 {
 	CLEANUP(s3_entry_free) struct s3_entry file = { 0 }, now = { 0 };

@@ -37,7 +37,7 @@ struct s3_entry {
 	char etag[S3_ETAG_MAX];
 };
 
-/* One look at all keys of a folder. */
+/* The keys of a folder, as one list showed them. */
 struct s3_folder {
 	char path[S3_PATH_MAX];
 	struct vec(struct s3_entry) v;         /* by name */
@@ -54,7 +54,7 @@ void s3_folder_clear(struct s3_folder *f);
 void s3_folder_free(struct s3_folder *f);
 void s3_folder_free_ptr(struct s3_folder **f);
 const struct s3_entry *s3_folder_find(const struct s3_folder *f, const char *name);    /* NULL: not there */
-/* One file by its key. ERR_NOT_FOUND. */
+/* Looks up a file by its key. ERR_NOT_FOUND. */
 FALLIBLE enum err s3_look_file(struct s3 *s3, const char *key, struct s3_entry *out);   /* s3_entry_free */
 void s3_entry_free(struct s3_entry *e);
 bool s3_is_folder_entry(const struct s3_entry *e);

@@ -104,7 +104,7 @@ void s3_part_forget(struct s3_own *own, const char *staging, bool others)
 	}
 }
 
-/* Its handle is gone; what is finished and waits for nothing has become an object. */
+/* Closes a handle. The last one frees the upload if that is finished and waits for no commit: it is an object by now. */
 void s3_part_close(struct s3_upload *u)
 {
 	struct s3_own *own = u->own;

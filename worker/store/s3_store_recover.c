@@ -338,7 +338,7 @@ static enum err abort_old(void *user, struct str key, const char *id, int64_t be
 	return OK;
 }
 
-/* One mark that cannot be read, or whose target cannot, ends no sweep: its error is kept for the end. */
+/* A mark that cannot be read, or whose target cannot, ends no sweep: the first such error is kept for the end. */
 static FALLIBLE enum err unless_of_mark(enum err e, struct err_info *first)
 {
 	if (e != ERR_STORAGE_IO && e != ERR_LIMIT_EXCEEDED && e != ERR_NAME_INVALID)
