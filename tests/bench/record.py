@@ -41,8 +41,12 @@ def runs():
 
 
 def last(of_machine, mib):
-    """The newest recorded run of such a machine and size; None: there is none."""
-    return next((r for r in reversed(runs()) if r["machine"] == of_machine and r["mib"] == mib), None)
+    """Each row as it was recorded last on such a machine, of that size: runs may have some of the rows. {} if there is none."""
+    rows = {}
+    for r in runs():
+        if r["machine"] == of_machine and r["mib"] == mib:
+            rows.update({name: dict(row, date=r["date"], commit=r["commit"]) for name, row in r["rows"].items()})
+    return rows
 
 
 def slower(now, then):

@@ -7,8 +7,8 @@
 Prints a table; build/bench/results.jsonl has a line per row: {"name","ours","peer","peer_name","unit","ratio","goal","met","command",
 "runs"}. ratio = ours / peer. Medians; `runs` has the single figures of both sides, so the spread can be seen. Ours and the peer
 take turns, because a disk's speed drifts; memory is touched once before a clock starts, because new pages cost more than the
-work itself. Then come the rows that became slower than in the last recorded run of such a machine (record.py); --record adds this
-one. Exit status 1: a part was not measured, or a recorded row is missing.
+work itself. Then come the rows that became slower than when they were recorded last on such a machine (record.py); --record adds this
+run. Exit status 1: a part was not measured, or a recorded row is missing.
 """
 import argparse
 import json
@@ -97,11 +97,11 @@ def compare(b, machine):
         print("no recorded run of such a machine and size")
         return []
     now = record.digest(b.rows)
-    slower = record.slower(now, then["rows"])
-    print(f"beside the run of {then['date']} ({then['commit']}): {len(slower)} rows slower")
+    slower = record.slower(now, then)
+    print(f"beside what was recorded last: {len(slower)} rows slower")
     for name, old, new, factor in slower:
-        print(f"  {name:32} ratio {old:.2f} then, {new:.2f} now: {factor:.2f} times worse")
-    return sorted(n for n in then["rows"] if n not in now and b.wants(n))
+        print(f"  {name:32} ratio {old:.2f} at {then[name]['commit']} of {then[name]['date']}, {new:.2f} now: {factor:.2f} times worse")
+    return sorted(n for n in then if n not in now and b.wants(n))
 
 
 def main():
