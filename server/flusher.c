@@ -290,11 +290,9 @@ static void on_created(void *user, enum err err, const char *id, bool)
 	f->asking = false;
 	if (!err)
 		copy_text(f->copying, sizeof f->copying, id);
-	if (!err && e)
-		tier_move(f->tier, e, TIER_COPYING);
 	else if (err == ERR_NOT_FOUND && e)
 		tier_forget(f->tier, e);
-	else if (err)
+	else
 		fail(f, e, err_code_name(err), err_last()->text);
 	mem_free(f->name);
 	f->name = NULL;
@@ -306,10 +304,11 @@ static void on_retried(void *user, enum err err)
 	struct tier_entry *e = tier_find(f->tier, str_of(f->name));
 
 	f->asking = false;
-	if (!err && e) {
+	if (e && err) {
+		tier_move(f->tier, e, TIER_WAITING);
+		bound(f, e);
+	} else if (e)
 		copy_text(f->copying, sizeof f->copying, e->copy);
-		tier_move(f->tier, e, TIER_COPYING);
-	}
 	if (e)
 		e->copy[0] = '\0'; /* refused: the next turn makes another job */
 	mem_free(f->name);
@@ -334,6 +333,7 @@ static void submit(struct flusher *f, struct tier_entry *e)
 		return;
 	}
 	f->asking = true;
+	tier_move(f->tier, e, TIER_COPYING); /* from now on: what is asked for is not superseded */
 	if (e->copy[0]) {
 		const struct principal daemon = { .uid = own, .admin = true };
 		job_retry(f->server, &daemon, str_of(e->copy), on_retried, f);
