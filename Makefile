@@ -219,7 +219,7 @@ install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)$(BIN)/dcpctl completion bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/dcpctl
 	$(Q)$(BIN)/dcpctl completion zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_dcpctl
 	$(Q)$(BIN)/dcpctl completion fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/dcpctl.fish
-	$(Q)for f in $(wildcard deploy/*.service); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $$f; done
+	$(Q)for f in $(wildcard deploy/*.service deploy/*.socket); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $$f; done
 	$(Q)install -D -m 644 deploy/dcpd.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/dcpd.conf
 	$(Q)install -D -m 644 deploy/dcpd.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/dcpd.conf
 	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd deploy/prometheus/rules.yml deploy/grafana/dcpd.json
@@ -232,7 +232,7 @@ deb: ## Debian packages of dcpd, libdcp and the Python client, in build/deb
 	$(Q)deploy/deps.sh $(BUILD_DEBS) $(DEB_DEBS)
 	$(Q)rm -rf build/deb && mkdir -p $(DEB) && cp -r deploy/debian $(DEB)/
 	$(Q)cp deploy/dcpd.conf $(DEB)/
-	$(Q)cp deploy/dcpd.service $(DEB)/debian/dcpd.service
+	$(Q)cp deploy/dcpd.service deploy/dcpd.socket $(DEB)/debian/
 	$(Q)cp deploy/dcpd.sysusers.conf $(DEB)/debian/dcpd.sysusers
 	$(Q)cp deploy/dcpd.tmpfiles.conf $(DEB)/debian/dcpd.tmpfiles
 	$(Q)sed -i 's|@BUILD_DEBS@|$(subst $(space),$(comma) ,$(filter-out gcc libc6-dev make,$(BUILD_DEBS)))|' $(DEB)/debian/control

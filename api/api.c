@@ -38,7 +38,7 @@ static FALLIBLE enum err check_tls(const struct config *c)
 	return OK;
 }
 
-static FALLIBLE enum err open_listeners(struct api *a, const struct config *c)
+static FALLIBLE enum err open_listeners(struct api *a, const struct config *c, struct listen_given *given)
 {
 	bool tls = c->tls_cert != NULL;
 
@@ -48,20 +48,25 @@ static FALLIBLE enum err open_listeners(struct api *a, const struct config *c)
 		TRY(secrets_text(c->tls_key, &a->tls_key_pem));
 	}
 	for (uint32_t i = 0; i < c->listen.count; i++) {
-		TRY(listen_open(c->listen.items[i], tls, c->insecure_http, a->group, &a->listeners[i]));
+		struct http_listener *l = &a->listeners[a->listener_count];
+		TRY(listen_check(c->listen.items[i], tls, c->insecure_http));
+		l->fd = -1;
 		a->listener_count++;
+		TRY(listen_given_use(given, c->listen.items[i], tls, l));
+		if (l->fd < 0)
+			TRY(listen_open(c->listen.items[i], tls, c->insecure_http, a->group, l));
 	}
-	return OK;
+	return listen_given_end(given);
 }
 
-static FALLIBLE enum err start(struct api *a)
+static FALLIBLE enum err start(struct api *a, struct listen_given *given)
 {
 	const struct config *c = a->core->config;
 	struct http_options o = { .calls = &dispatch_calls, .api = a, .core = a->core, .listeners = a->listeners };
 
 	TRY(find_group(a, c->allow_group));
 	TRY(tokens_read(c, &a->tokens));
-	TRY(open_listeners(a, c));
+	TRY(open_listeners(a, c, given));
 	TRY(streams_new(a, &a->streams));
 	TRY(answers_new(&a->answers));
 	TRY(assets_packed_new(&a->packed));
@@ -71,7 +76,7 @@ static FALLIBLE enum err start(struct api *a)
 	return http_start(a->core->base, &o, &a->http);
 }
 
-FALLIBLE enum err api_start(struct server *core, struct api **out)
+FALLIBLE enum err api_start(struct server *core, struct listen_given *given, struct api **out)
 {
 	struct api *a = mem_zalloc(1, sizeof *a);
 
@@ -80,7 +85,7 @@ FALLIBLE enum err api_start(struct server *core, struct api **out)
 	a->allowed_hosts = (const char *const *)core->config->allowed_host.items;
 	a->allowed_host_count = core->config->allowed_host.count;
 	a->web_root = core->config->web_root;
-	enum err e = start(a);
+	enum err e = start(a, given);
 	if (e) {
 		CLEANUP(err_restore) struct err_info why = *err_last();
 		api_free(a);

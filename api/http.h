@@ -144,6 +144,7 @@ struct event_base;
 struct http_listener {
 	int fd;
 	bool is_unix, tls;
+	bool is_given;               /* a service manager's: its file stays when the daemon ends */
 	char url[256];
 };
 struct http_options {

@@ -11,6 +11,7 @@
 #include <systemd/sd-daemon.h>
 
 #include "api/api.h"
+#include "api/listen.h"
 #include "base/log.h"
 #include "server/service_clock.h"
 #include "server/config.h"
@@ -129,11 +130,14 @@ static FALLIBLE enum err listen_signals(struct daemon *d)
 
 static FALLIBLE enum err start(struct daemon *d)
 {
+	struct listen_given given;
+
+	TRY(listen_given_take(&given)); /* first of all: no worker may inherit them */
 	d->base = event_base_new();
 	NEED(d->base, "cannot make an event loop");
 	TRY(listen_signals(d));
 	TRY(server_new(d->config, d->base, &d->server));
-	TRY(api_start(d->server, &d->api));
+	TRY(api_start(d->server, &given, &d->api));
 	for (uint32_t i = 0; api_url(d->api, i); i++) {
 		log_info("listening", "url", api_url(d->api, i), NULL);
 		printf("listening on %s\n", api_url(d->api, i));
