@@ -11,6 +11,9 @@
 #include "server/parts.h"
 #include "server/unread.h"
 
+static const char no_id[] = "0000000000000000"; /* req_ready writes the request's */
+_Static_assert(sizeof no_id == REQUEST_ID_OWN + 1, "as long as an id of ours");
+
 enum { PLACES = 512, MARK_MAX = 40, CODE_MIN = 1 << 10 };
 
 struct place {
@@ -54,7 +57,7 @@ static struct MHD_Response *make_response(struct str text, const struct form *fo
 	struct MHD_Response *m =
 		MHD_create_response_from_buffer(text.n, (void *)(uintptr_t)text.p, MHD_RESPMEM_MUST_COPY);
 
-	if (m && (form_dress(form, m) != OK || req_dress(m, form->same ? NULL : "application/json", false) != OK)) {
+	if (m && (form_dress(form, m) != OK || req_dress(m, form->same ? NULL : "application/json", false, no_id) != OK)) {
 		MHD_destroy_response(m);
 		m = NULL;
 	}
@@ -90,7 +93,7 @@ FALLIBLE enum err answers_job(struct req *r, struct str id)
 {
 	uint64_t version = id.n == JOB_ID_LEN ? job_version(r->core, id) : 0;
 	struct place *p = &r->api->answers->places[str_hash(id) % PLACES];
-	bool may_keep = version != 0 && !r->suspended && r->refs == 1;
+	bool may_keep = version != 0 && !r->suspended && !r->id_is_sent && r->refs == 1;
 	struct buf b = BUF_INIT(64 << 20);
 	char mark[MARK_MAX];
 	struct form form;

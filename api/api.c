@@ -8,6 +8,7 @@
 #include "api/assets.h"
 #include "api/dispatch.h"
 #include "api/listen.h"
+#include "api/request_id.h"
 #include "api/secrets.h"
 #include "api/stream.h"
 #include "api/tokens.h"
@@ -82,6 +83,7 @@ FALLIBLE enum err api_start(struct server *core, struct listen_given *given, str
 
 	NEED(a, "cannot start the API");
 	a->core = core;
+	a->next_id = request_id_seed();
 	a->allowed_hosts = (const char *const *)core->config->allowed_host.items;
 	a->allowed_host_count = core->config->allowed_host.count;
 	a->web_root = core->config->web_root;

@@ -19,6 +19,7 @@ struct api {
 	uint32_t allowed_host_count;
 	const char *web_root;
 	struct tokens *tokens;
+	uint64_t next_id;                  /* request_id.c */
 	gid_t group;
 	bool has_group;
 	char *tls_cert_pem, *tls_key_pem;

@@ -3,6 +3,7 @@
 
 #include "api/counts.h"
 #include "api/guard.h"
+#include "api/request_id.h"
 #include "api/routes.h"
 #include "base/jval.h"
 #include "server/journal.h"
@@ -10,6 +11,8 @@
 
 static enum err on_head(struct req *r, const char *version)
 {
+	request_id_take(r);
+	r->is_http_1_1 = strcmp(version, MHD_HTTP_VERSION_1_1) == 0;
 	TRY(guard_head(r, version));
 	TRY(routes_find(r));
 	if (!r->route)

@@ -14,7 +14,7 @@
 #include "server/tier.h"
 #include "server/verdict.h"
 
-enum { REQUEST_ID_MAX = 128, TOKEN_MAX = 4096 }; /* TOKEN_MAX: a storage and a checkpoint's name, however long */
+enum { TOKEN_MAX = 4096 }; /* a storage and a checkpoint's name, however long */
 
 FALLIBLE enum err h_page_query(struct req *r, struct h_page *out)
 {
@@ -56,18 +56,6 @@ FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out)
 	return OK;
 }
 
-/* The caller's id of the request, if it is one that may stand in a log and in a header; else NULL. */
-static const char *request_id(const struct req *r)
-{
-	const char *id = req_head(r, "X-Request-Id");
-	size_t n = id ? strlen(id) : 0;
-
-	for (size_t i = 0; i < n; i++)
-		if (id[i] <= ' ' || id[i] >= 0x7f)
-			return NULL;
-	return n > 0 && n <= REQUEST_ID_MAX ? id : NULL;
-}
-
 static FALLIBLE enum err answer_created(struct req *r, const char *id, bool existing)
 {
 	struct buf b = BUF_INIT(64 << 20);
@@ -82,8 +70,6 @@ static FALLIBLE enum err answer_created(struct req *r, const char *id, bool exis
 	TRY(req_json(r, 202, &b));
 	snprintf(location, sizeof location, "/v1/jobs/%s", id);
 	TRY(req_header(r, MHD_HTTP_HEADER_LOCATION, location));
-	if (request_id(r))
-		TRY(req_header(r, "X-Request-Id", request_id(r)));
 	return existing ? req_header(r, "Idempotency-Replayed", "true") : OK;
 }
 
@@ -98,7 +84,7 @@ FALLIBLE enum err h_submit(struct req *r, const json_t *doc, enum job_kind kind)
 
 	TRY(h_idempotency(r, &rq.idem));
 	rq.traceparent = req_head(r, "traceparent");
-	rq.request_id = request_id(r);
+	rq.request_id = r->id;
 	req_hold(r);
 	job_create(r->core, &rq, on_created, r);
 	return OK;

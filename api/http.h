@@ -61,6 +61,9 @@ struct route {
 	const char *list;            /* the member of the answer that holds its rows; NULL: it is no list */
 };
 
+enum { REQUEST_ID_MAX = 128, REQUEST_ID_OWN = 16 };
+#define REQUEST_ID_HEAD "X-Request-Id"
+
 struct req {
 	struct http *http;
 	struct api *api;
@@ -69,6 +72,9 @@ struct req {
 	const struct route *route;   /* NULL: OPTIONS, or none */
 	uint32_t row;                /* of its route in the counts of answers; 0: none */
 	const char *method, *path;   /* path as it was sent, without the query */
+	char id[REQUEST_ID_MAX + 1]; /* X-Request-Id of the answer: the caller's, or one of REQUEST_ID_OWN hex digits */
+	bool id_is_sent;             /* the caller's */
+	bool is_http_1_1;
 	struct caller caller;
 	struct str parts[HTTP_PARTS_MAX]; /* the path's components, each percent-decoded once */
 	uint32_t part_count;
@@ -104,10 +110,11 @@ FALLIBLE enum err req_static(struct req *r, const char *content_type, struct str
  * neither. ERR_RANGE_INVALID. */
 FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64_t bytes, uint64_t held, const char *etag);
 FALLIBLE enum err req_empty(struct req *r, unsigned status);
-/* Sends a response made earlier, headers and all, which stays the caller's. Only from within the handler. */
+/* Sends a response made earlier, headers and all, which stays the caller's. Only from within the handler, and not to a request that brought
+ * an id of its own: req_dress has made room for one of ours. */
 FALLIBLE enum err req_ready(struct req *r, unsigned status, struct MHD_Response *response);
-/* The headers that every answer has; for responses that are kept (req_ready). page: scripts and styles of our own may run. */
-FALLIBLE enum err req_dress(struct MHD_Response *m, const char *content_type, bool page);
+/* The headers that every answer has; for responses that are kept (req_ready). page: scripts and styles of our own may run. id: r->id. */
+FALLIBLE enum err req_dress(struct MHD_Response *m, const char *content_type, bool page, const char *id);
 /* A problem+json answer of this thread's latest error. */
 void req_fail(struct req *r, enum err code, const char *job);
 /* Adds a header to the answer that was just made. */

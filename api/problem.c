@@ -11,7 +11,8 @@ static void put_text(struct buf *b, const char *key, const char *value)
 	buf_json_str(b, str_of(value));
 }
 
-void problem_put(struct buf *b, const struct err_info *info, const char *instance, const char *job)
+void problem_put(struct buf *b, const struct err_info *info, const char *instance, const char *job,
+		 const char *request)
 {
 	const char *code = err_code_name(info->code);
 
@@ -25,6 +26,7 @@ void problem_put(struct buf *b, const struct err_info *info, const char *instanc
 		put_text(b, "instance", instance);
 	put_text(b, "pointer", info->pointer);
 	put_text(b, "job", job);
+	put_text(b, "request_id", request);
 	if (info->rank >= 0)
 		buf_printf(b, ",\"rank\":%jd", (intmax_t)info->rank);
 	put_text(b, "fqn", info->fqn);

@@ -4,5 +4,5 @@
 #include "base/buf.h"
 #include "base/err.h"
 
-/* Appends the document of this thread's latest error. instance (the request's path) and job may be NULL. */
-void problem_put(struct buf *out, const struct err_info *info, const char *instance, const char *job);
+/* Appends the document of this thread's latest error. instance (the request's path), job and request (its id) may be NULL. */
+void problem_put(struct buf *out, const struct err_info *info, const char *instance, const char *job, const char *request);

@@ -20,7 +20,7 @@ static const char policy_api[] = "default-src 'none'; frame-ancestors 'none'";
 static const char policy_page[] = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /* Headers of every answer: nothing is sniffed, framed, cached or sent on as a referrer. */
-FALLIBLE enum err req_dress(struct MHD_Response *m, const char *content_type, bool page)
+FALLIBLE enum err req_dress(struct MHD_Response *m, const char *content_type, bool page, const char *id)
 {
 	enum MHD_Result ok = MHD_YES;
 
@@ -29,6 +29,7 @@ FALLIBLE enum err req_dress(struct MHD_Response *m, const char *content_type, bo
 	ok &= MHD_add_response_header(m, "X-Content-Type-Options", "nosniff");
 	ok &= MHD_add_response_header(m, "Content-Security-Policy", page ? policy_page : policy_api);
 	ok &= MHD_add_response_header(m, "Referrer-Policy", "no-referrer");
+	ok &= MHD_add_response_header(m, REQUEST_ID_HEAD, id);
 	ok &= MHD_add_response_header(m, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
 	return ok == MHD_YES ? OK : ERR(NO_MEMORY, "cannot make an answer");
 }
@@ -38,7 +39,7 @@ static void on_audited(void *user, enum err e)
 	struct req *r = user;
 
 	if (e)
-		log_err("a change is not in the audit", "action", r->audit, "path", r->path, NULL);
+		log_err("a change is not in the audit", "request", r->id, "action", r->audit, "path", r->path, NULL);
 	http_wake(r);
 	req_release(r);
 }
@@ -69,6 +70,7 @@ static bool audits(struct req *r, unsigned status, bool dropped)
 	if (!r->audit || status >= 300 || !r->core->journal)
 		return false;
 	put_subject(r, subject);
+	log_info("change", "action", r->audit, "subject", subject, "request", r->id, "job", r->audit_job[0] ? r->audit_job : NULL, NULL);
 	bool has_url = strncmp(r->audit, "webhook.", 8) == 0; /* which may have a password in it */
 	const struct audit_entry entry = { .uid = r->caller.uid, .token = r->caller.token, .policy = "", .action = r->audit,
 					   .subject = subject, .job = r->audit_job, .request = has_url ? NULL : r->body };
@@ -82,7 +84,7 @@ static bool audits(struct req *r, unsigned status, bool dropped)
 static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD_Response *m, const char *type, bool page)
 {
 	NEED(m, "cannot make an answer");
-	enum err e = req_dress(m, type, page);
+	enum err e = req_dress(m, type, page, r->id);
 	if (e) {
 		MHD_destroy_response(m);
 		return e;
@@ -230,7 +232,11 @@ FALLIBLE enum err req_ready(struct req *r, unsigned status, struct MHD_Response 
 {
 	if (r->answered || r->finished)
 		return OK;
-	must(!r->suspended);
+	must(!r->suspended && !r->id_is_sent);
+	/* libmicrohttpd copies the headers as soon as this request's handler is back, before it looks at another connection. */
+	char *id = (char *)(uintptr_t)MHD_get_response_header(response, REQUEST_ID_HEAD);
+	NEED(id && strlen(id) == REQUEST_ID_OWN, "a kept answer has no room for an id");
+	memcpy(id, r->id, REQUEST_ID_OWN);
 	r->answered = r->answer_kept = true;
 	r->answer = response;
 	r->status = status;
@@ -269,8 +275,8 @@ void req_fail(struct req *r, enum err code, const char *job)
 	if (r->answered || r->finished)
 		return;
 	if (code == ERR_INTERNAL || code == ERR_NO_MEMORY)
-		log_err("request failed", "method", r->method, "path", r->path, NULL);
-	problem_put(&b, info, r->path, job);
+		log_err("request failed", "request", r->id, "method", r->method, "path", r->path, NULL);
+	problem_put(&b, info, r->path, job, r->id);
 	if (req_bytes(r, status, "application/problem+json", &b) != OK) {
 		/* No memory even for that: on_request finds no answer and cuts the connection. */
 		r->answered = true;

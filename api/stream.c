@@ -2,33 +2,52 @@
  *
  * A stream holds no queue, only the id of the event that it sent last: events.h keeps the latest few thousand for everybody. A
  * client that is too slow therefore costs nothing; it is told that events were lost. While there is nothing to send its connection
- * sleeps; it is woken by an event, and every ten seconds for a heartbeat, which is also how a client that has gone is noticed. */
+ * sleeps.
+ *
+ * libmicrohttpd sends the head and the end. What comes between is sent past it, to the sockets of the connections that sleep: a chunk that
+ * is made once for all clients costs each of them one send(), where waking a connection and putting it to sleep again costs as much again.
+ * Where that cannot be (TLS, HTTP/1.0) the connection is woken. A heartbeat every ten seconds shows which clients have gone. */
 #include "api/stream.h"
 
 #include <event2/event.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "api/accept.h"
 #include "api/api_impl.h"
 #include "base/list.h"
 #include "base/mem.h"
+#include "os/watch.h"
 #include "server/service_clock.h"
 #include "server/events.h"
 #include "server/job.h"
 #include "server/parts.h"
 
 enum { BEAT_S = 10, TEXT_MAX = EVENTS_DATA_MAX + 1024 };
+enum { CHUNK_TEXT = 16 << 10, CHUNK_HEAD = 10 }; /* a chunk takes no more events when it has so many bytes; its size as 8 digits, CR, LF */
 
 struct stream {
 	struct streams *all;
 	struct stream *prev, *next;
 	struct req *req;
-	struct buf text;              /* of the event being sent */
+	struct buf text;              /* of the event being sent; of a chunk, its rest */
 	size_t sent;
+	int fd;                       /* of the connection; -1: libmicrohttpd sends everything */
+	struct watch *slow;           /* duplicate of fd, while a chunk's rest waits for room; NULL: none does */
 	uint64_t after;
 	char job[JOB_ID_LEN + 1];     /* "": all jobs */
 	bool lines, asleep, beat, ending;
+	bool is_half, broken;         /* a part of a chunk has been sent; nothing can be sent any more */
+};
+
+/* The next events for all streams that have come as far as `after`, in one form. */
+struct chunk {
+	struct buf text;              /* framed, in the form of HTTP/1.1 */
+	uint64_t after, next;         /* event before it; last event in it */
+	bool lines, is_shared;
 };
 
 struct streams {
@@ -36,6 +55,7 @@ struct streams {
 	struct events_listener *listener;
 	struct event *beat;
 	struct stream *first;
+	struct chunk chunk;
 	unsigned count;
 	bool draining;
 };
@@ -45,8 +65,197 @@ static void wake(struct stream *s)
 	if (!s->asleep)
 		return;
 	s->asleep = false;
+	watch_free(&s->slow);
 	MHD_resume_connection(s->req->conn);
 	http_kick(s->req->http);
+}
+
+static void put_event(struct buf *b, bool lines, const struct event_record *e, bool lost)
+{
+	char when[CLOCK_TEXT_MAX];
+
+	if (lines) {
+		if (lost)
+			buf_puts(b, "{\"type\":\"lost\"}\n");
+		buf_printf(b, "{\"id\":\"%ju\",\"type\":\"%s\",\"time\":\"%s\",\"data\":", (uintmax_t)e->id, e->type,
+			   clock_text(e->wall_ms, when));
+		buf_put(b, e->data.p, e->data.n);
+		buf_puts(b, "}\n");
+		return;
+	}
+	if (lost)
+		buf_puts(b, "event: lost\ndata: {}\n\n");
+	buf_printf(b, "id: %ju\nevent: %s\ndata: ", (uintmax_t)e->id, e->type);
+	buf_put(b, e->data.p, e->data.n);
+	buf_puts(b, "\n\n");
+}
+
+static void put_beat(struct buf *b, bool lines)
+{
+	buf_puts(b, lines ? "\n" : ": still here\n\n");
+}
+
+static bool job_has_ended(const struct stream *s)
+{
+	enum job_state state;
+
+	return s->job[0] && (job_state_of(s->all->api->core, str_of(s->job), &state) != OK || job_state_ended(state));
+}
+
+/* Fills s->text with what comes next. false: nothing for now. */
+static bool refill(struct stream *s)
+{
+	struct event_record e;
+	bool lost = false;
+
+	s->text.len = 0;
+	s->text.failed = OK;
+	s->sent = 0;
+	if (events_next(s->all->api->core->events, s->after, s->job[0] ? s->job : NULL, &e, &lost)) {
+		put_event(&s->text, s->lines, &e, lost && s->after != 0);
+		s->after = e.id;
+	} else if (job_has_ended(s)) {
+		s->ending = true;
+	} else if (s->beat) {
+		put_beat(&s->text, s->lines);
+	}
+	s->beat = false;
+	if (buf_status(&s->text) != OK) { /* half an event is none */
+		s->ending = true;
+		s->text.len = 0;
+	}
+	return s->text.len > 0;
+}
+
+/* ---- past libmicrohttpd ---- */
+
+/* The socket of a connection whose answer comes in chunks, as they are; -1: it is another one. */
+static int plain_socket(const struct req *r)
+{
+	const union MHD_ConnectionInfo *i = MHD_get_connection_info(r->conn, MHD_CONNECTION_INFO_CONNECTION_FD);
+	bool tls = MHD_get_connection_info(r->conn, MHD_CONNECTION_INFO_GNUTLS_SESSION) != NULL;
+
+	return i && r->is_http_1_1 && !tls ? i->connect_fd : -1;
+}
+
+static void end_chunk(struct buf *b)
+{
+	char head[CHUNK_HEAD + 1];
+
+	buf_puts(b, "\r\n");
+	if (buf_status(b) != OK)
+		return;
+	snprintf(head, sizeof head, "%08zx\r\n", b->len - CHUNK_HEAD - 2);
+	memcpy(b->p, head, CHUNK_HEAD);
+}
+
+/* Makes the chunk that the stream sends next. NULL: nothing for now, or s->ending. Streams that have come as far get the same one. */
+static const struct chunk *next_chunk(struct stream *s)
+{
+	struct chunk *c = &s->all->chunk;
+	struct event_record e;
+	bool lost, shared = !s->job[0] && !s->beat;
+
+	if (shared && s->after == events_last_id(s->all->api->core->events))
+		return NULL;
+	if (shared && c->is_shared && c->after == s->after && c->lines == s->lines)
+		return c;
+	*c = (struct chunk){ .text = c->text, .after = s->after, .next = s->after, .lines = s->lines };
+	c->text.len = 0;
+	c->text.failed = OK;
+	buf_printf(&c->text, "%*s", CHUNK_HEAD, "");
+	while (c->text.len < CHUNK_TEXT && events_next(s->all->api->core->events, c->next, s->job[0] ? s->job : NULL, &e, &lost)) {
+		put_event(&c->text, s->lines, &e, lost && c->next != 0);
+		c->next = e.id;
+	}
+	if (c->text.len == CHUNK_HEAD && s->beat)
+		put_beat(&c->text, s->lines);
+	if (c->text.len == CHUNK_HEAD) {
+		s->ending = job_has_ended(s);
+		return NULL;
+	}
+	end_chunk(&c->text);
+	c->is_shared = shared && c->next != c->after;
+	s->ending = buf_status(&c->text) != OK;
+	return s->ending ? NULL : c;
+}
+
+/* false: the socket takes no more now, or is broken. *sent_io: of the n bytes. */
+static bool send_some(struct stream *s, const void *bytes, size_t n, size_t *sent_io)
+{
+	while (*sent_io < n) {
+		ssize_t done = send(s->fd, (const char *)bytes + *sent_io, n - *sent_io, MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (done < 0 && errno == EINTR)
+			continue;
+		s->broken = done < 0 && errno != EAGAIN && errno != EWOULDBLOCK;
+		if (done < 0)
+			return false;
+		*sent_io += (size_t)done;
+	}
+	return true;
+}
+
+static void on_writable(void *user);
+
+/* The socket is libmicrohttpd's, who may close it when its connection is awake again: a duplicate is watched until then. */
+static FALLIBLE enum err await_room(struct stream *s)
+{
+	int fd = s->slow ? -1 : fcntl(s->fd, F_DUPFD_CLOEXEC, 0);
+
+	if (s->slow)
+		return OK;
+	if (fd < 0)
+		return ERR_SYS(SYSTEM, "cannot wait for the client of a stream");
+	enum err e = watch_new(s->all->api->core->base, &fd, NULL, on_writable, s, &s->slow);
+	if (e)
+		close(fd);
+	return e ? e : watch_writes(s->slow, true);
+}
+
+/* Keeps what the socket did not take: that goes before anything else, or the connection is cut. */
+static void keep_rest(struct stream *s, const struct chunk *c, size_t sent)
+{
+	s->text.len = 0;
+	s->text.failed = OK;
+	s->sent = 0;
+	buf_put(&s->text, c->text.p + sent, c->text.len - sent);
+	s->is_half = true;
+	s->broken = s->broken || buf_status(&s->text) != OK || await_room(s) != OK;
+}
+
+/* Sends all that there is to a connection that sleeps. */
+static void push(struct stream *s)
+{
+	const struct chunk *c;
+
+	if (s->is_half) {
+		s->is_half = !send_some(s, s->text.p, s->text.len, &s->sent);
+		if (!s->is_half)
+			watch_free(&s->slow);
+	}
+	while (!s->is_half && !s->broken && (c = next_chunk(s))) {
+		size_t sent = 0;
+		s->beat = false;
+		s->after = c->next;
+		if (!send_some(s, c->text.p, c->text.len, &sent))
+			keep_rest(s, c, sent);
+	}
+	s->beat = false;
+	if (s->broken || s->ending)
+		wake(s);
+}
+
+static void tell(struct stream *s)
+{
+	if (s->asleep && s->fd >= 0 && !s->all->draining)
+		push(s);
+	else
+		wake(s);
+}
+
+static void on_writable(void *user)
+{
+	tell(user);
 }
 
 static void on_events(void *user)
@@ -54,7 +263,7 @@ static void on_events(void *user)
 	struct streams *all = user;
 
 	for (struct stream *s = all->first; s; s = s->next)
-		wake(s);
+		tell(s);
 }
 
 static void on_beat(evutil_socket_t, short, void *user)
@@ -63,9 +272,11 @@ static void on_beat(evutil_socket_t, short, void *user)
 
 	for (struct stream *s = all->first; s; s = s->next) {
 		s->beat = s->asleep;
-		wake(s);
+		tell(s);
 	}
 }
+
+/* ---- all streams ---- */
 
 FALLIBLE enum err streams_new(struct api *a, struct streams **out)
 {
@@ -75,6 +286,7 @@ FALLIBLE enum err streams_new(struct api *a, struct streams **out)
 	NEED(all, "cannot keep event streams");
 	all->api = a;
 	*out = all;
+	all->chunk.text = BUF_INIT(CHUNK_TEXT + TEXT_MAX);
 	TRY(events_listen(a->core->events, on_events, all, &all->listener));
 	all->beat = event_new(a->core->base, -1, EV_PERSIST, on_beat, all);
 	if (!all->beat || event_add(all->beat, &every) != 0)
@@ -102,62 +314,18 @@ void streams_free(struct streams *all)
 	must(!all->first);
 	if (all->beat)
 		event_free(all->beat);
+	buf_free(&all->chunk.text);
 	if (all->listener)
 		events_unlisten(all->api->core->events, &all->listener);
 	mem_free(all);
-}
-
-static void put_event(struct stream *s, const struct event_record *e, bool lost)
-{
-	char when[CLOCK_TEXT_MAX];
-	struct buf *b = &s->text;
-
-	if (s->lines) {
-		if (lost)
-			buf_puts(b, "{\"type\":\"lost\"}\n");
-		buf_printf(b, "{\"id\":\"%ju\",\"type\":\"%s\",\"time\":\"%s\",\"data\":", (uintmax_t)e->id, e->type,
-			   clock_text(e->wall_ms, when));
-		buf_put(b, e->data.p, e->data.n);
-		buf_puts(b, "}\n");
-		return;
-	}
-	if (lost)
-		buf_puts(b, "event: lost\ndata: {}\n\n");
-	buf_printf(b, "id: %ju\nevent: %s\ndata: ", (uintmax_t)e->id, e->type);
-	buf_put(b, e->data.p, e->data.n);
-	buf_puts(b, "\n\n");
-}
-
-/* Fills s->text with what comes next. false: nothing for now. */
-static bool refill(struct stream *s)
-{
-	struct event_record e;
-	enum job_state state;
-	bool lost = false;
-
-	s->text.len = 0;
-	s->text.failed = OK;
-	s->sent = 0;
-	if (events_next(s->all->api->core->events, s->after, s->job[0] ? s->job : NULL, &e, &lost)) {
-		put_event(s, &e, lost && s->after != 0);
-		s->after = e.id;
-	} else if (s->job[0] && (job_state_of(s->all->api->core, str_of(s->job), &state) != OK || job_state_ended(state))) {
-		s->ending = true;
-	} else if (s->beat) {
-		buf_puts(&s->text, s->lines ? "\n" : ": still here\n\n");
-	}
-	s->beat = false;
-	if (buf_status(&s->text) != OK) { /* half an event is none */
-		s->ending = true;
-		s->text.len = 0;
-	}
-	return s->text.len > 0;
 }
 
 static ssize_t read_stream(void *user, uint64_t, char *to, size_t max)
 {
 	struct stream *s = user;
 
+	if (s->broken || s->is_half)
+		return MHD_CONTENT_READER_END_WITH_ERROR;
 	if (s->sent == s->text.len && !s->all->draining && !refill(s) && !s->ending) {
 		s->asleep = true;
 		MHD_suspend_connection(s->req->conn);
@@ -178,6 +346,7 @@ static void end_stream(void *user)
 
 	list2_remove(&s->all->first, s);
 	s->all->count--;
+	watch_free(&s->slow);
 	buf_free(&s->text);
 	req_release(s->req);
 	mem_free(s);
@@ -217,6 +386,7 @@ FALLIBLE enum err stream_start(struct req *r, const char *job)
 	s->after = after;
 	s->lines = lines;
 	snprintf(s->job, sizeof s->job, "%s", job ? job : "");
+	s->fd = plain_socket(r);
 	/* Something at once, so that the client sees the head of the answer. */
 	buf_puts(&s->text, lines ? "" : "retry: 1000\n\n");
 	req_hold(r);

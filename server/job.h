@@ -32,7 +32,7 @@ struct job_request {
 	struct principal who;
 	struct idempotency idem;
 	const char *traceparent;        /* the caller's header; NULL: none */
-	const char *request_id;         /* the caller's, for the log; NULL: none */
+	const char *request_id;         /* for the log; NULL: none */
 	const json_t *parent;           /* of a chain's step: {"chain","execution","step","depth"}; copied; NULL: none */
 };
 /* Checks what can be known at once (storages, state dicts sealed, target not busy), asks the storage whether the target exists

@@ -107,6 +107,7 @@ ORDER = {
         coding
         form
         req
+        request_id
         assets
         secrets
         tokens auth guard

@@ -272,6 +272,67 @@ def test_streams(d, unix):
     assert headers["content-type"] == "application/x-ndjson"
 
 
+def chunks(c):
+    """The body's chunks, until it has none: (bytes of all, whether it came to its end)."""
+    body = b""
+    try:
+        while True:
+            while b"\r\n" not in c.rest:
+                c._more()
+            size, c.rest = c.rest.split(b"\r\n", 1)
+            n = int(size, 16)
+            while len(c.rest) < n + 2:
+                c._more()
+            assert c.rest[n:n + 2] == b"\r\n", c.rest[:100]
+            body, c.rest = body + c.rest[:n], c.rest[n + 2:]
+            if n == 0:
+                return body, True
+    except (EOFError, ConnectionError):
+        return body, False
+
+
+@pytest.mark.parametrize("version", (b"1.1", b"1.0"))
+def test_a_client_that_reads_late_gets_every_event_once(spawn, version):
+    """What its socket does not take waits, while others have theirs; then all comes, in order, and nothing of another event in between."""
+    d = spawn()
+    get = b"GET /v1/events HTTP/" + version + b"\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
+    late, never, quick = (Raw(str(d.socket)).send(get) for _ in range(3))
+    assert [c.head()[0] for c in (late, never, quick)] == [200] * 3
+    name = "x" * 64  # of 1,500 events, more than a socket's buffer has room for
+    chain = {"storage": "main", "match": "none-*", "steps": [{"verify": {"level": "structure"}}]}
+    for _ in range(1500):
+        d.api.request("PUT", f"/v1/chains/{name}", chain).ok(200, 201)
+
+    def ids(body):
+        return [int(json.loads(line)["id"]) for line in body.splitlines() if line]
+
+    seen = b""
+    while seen.count(b'"chain.set"') < 1500:
+        quick._more()
+        seen, quick.rest = seen + quick.rest, b""
+    got = b""
+    while got.count(b'"chain.set"') < 1500:
+        late._more()
+        got, late.rest = got + late.rest, b""
+    d.stop()
+    late.rest, quick.rest = got + late.rest, seen + quick.rest
+    if version == b"1.0":
+        bodies = [(c.rest + rest(c), True) for c in (late, quick)]
+    else:
+        bodies = [chunks(late), chunks(quick)]
+        assert not chunks(never)[1], "half a chunk is no end"
+    for body, ended in bodies:
+        assert ended and len(ids(body)) >= 1500 and b"lost" not in body
+        assert ids(body) == list(range(ids(body)[0], ids(body)[0] + len(ids(body))))
+
+
+def rest(c):
+    body = b""
+    while got := c.s.recv(65536):
+        body += got
+    return body
+
+
 def test_last_event_id(d, unix):
     refused(unix, b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: x\r\n\r\n", 400, "invalid_request")
     with Raw(unix) as c:
