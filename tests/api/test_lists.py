@@ -1,7 +1,10 @@
 """Lists of checkpoints: order and pages, what is kept between pages and how it follows what happens on the disk, and what a page costs."""
+import json
 import os
 import random
 import shutil
+import struct
+import time
 import urllib.parse
 
 import pytest
@@ -221,3 +224,54 @@ def test_storages_one_after_the_other(spawn):
         storage, _, name = token.partition(":")
         want = [(s, f"r/{i}") for s in ("alpha", "gamma") for i in range(3) if (s, f"r/{i}") > (storage, name)]
         assert [(c["storage"], c["name"]) for c in page(d, None, page_token=token)["checkpoints"]] == want, token
+
+
+def safetensors(names):
+    head = json.dumps({n: {"dtype": "U8", "shape": [4], "data_offsets": [4 * i, 4 * i + 4]} for i, n in enumerate(names)}).encode()
+    return struct.pack("<Q", len(head)) + head + bytes(4 * len(names))
+
+
+def in_place(file, data):
+    """Another content of the same length in the same file."""
+    assert file.stat().st_size == len(data)
+    with open(file, "r+b") as f:
+        f.write(data)
+
+
+def fqns(d, name):
+    return [t["fqn"] for t in d.api.get(d.api.storage_path("main", name, "/tensors")).ok(200)["tensors"]]
+
+
+def test_tensors_follow_what_happens_to_files(spawn):
+    """A checkpoint that was parsed is kept for the next question, of whatever format; one that was written to in place is another one."""
+    d = spawn(args=["--workers", "2"])
+    root = d.storages["main"]
+    (root / "many").mkdir()
+    (root / "many/model-00001-of-00002.safetensors").write_bytes(safetensors(["a1", "b1"]))
+    (root / "many/model-00002-of-00002.safetensors").write_bytes(safetensors(["a1", "c1"]))
+    index = root / "many/model.safetensors.index.json"
+    first, second = (json.dumps({"weight_map": {"a1": f"model-0000{n}-of-00002.safetensors", "b1": "model-00001-of-00002.safetensors",
+                                                "c1": "model-00002-of-00002.safetensors"}}).encode() for n in (1, 2))
+    index.write_bytes(first)
+    (root / "one.safetensors").write_bytes(safetensors(["x1", "y1"]))
+    time.sleep(4)  # what was changed a moment ago is not kept
+
+    def file_of_a():
+        return next(t["chunks"][0]["file"] for t in d.api.get(d.api.storage_path("main", "many", "/tensors")).ok(200)["tensors"]
+                    if t["fqn"] == "a1")
+
+    for _ in range(2):
+        assert sorted(fqns(d, "many")) == ["a1", "b1", "c1"] and file_of_a().startswith("model-00001")
+    in_place(index, second)
+    assert file_of_a().startswith("model-00002")
+    in_place(root / "many/model-00001-of-00002.safetensors", safetensors(["a2", "b1"]))
+    assert sorted(fqns(d, "many")) == ["a1", "a2", "b1", "c1"]
+    (root / "many/model-00002-of-00002.safetensors").unlink()
+    d.api.get(d.api.storage_path("main", "many", "/tensors")).problem("checkpoint_incomplete")
+    for _ in range(2):
+        assert sorted(fqns(d, "one.safetensors")) == ["x1", "y1"]
+    in_place(root / "one.safetensors", safetensors(["x1", "y2"]))
+    assert sorted(fqns(d, "one.safetensors")) == ["x1", "y2"]
+    os.replace(root / "one.safetensors", root / "two.safetensors")
+    d.api.get(d.api.storage_path("main", "one.safetensors", "/tensors")).problem("not_found")
+    assert sorted(fqns(d, "two.safetensors")) == ["x1", "y2"]

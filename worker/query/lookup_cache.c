@@ -1,11 +1,16 @@
-/* lookup_cache.c: see lookup_cache.h. Nobody tells a look-up worker what happens to a checkpoint, so each question looks: its directory,
- * metadata and manifest must be the very files, untouched, and the files of its items as long as they were.
+/* lookup_cache.c: see lookup_cache.h. Nobody tells a look-up worker what happens to a checkpoint, so each question looks: its files must be
+ * those that it had, by name, identity, size and times.
  *
  * A file that is written twice within a tick of the file system's clock shows it only once. So times count from SETTLED_S on: what was
  * changed a moment before it was read is not kept. */
 #include "query/lookup_cache.h"
 
+#include <dirent.h>
+
 #include "base/clock.h"
+#include "base/num.h"
+#include "io/digest.h"
+#include "store/parts.h"
 
 enum { SETTLED_S = 2 };
 
@@ -25,44 +30,55 @@ bool lookup_mark_same(const struct lookup_mark *a, const struct lookup_mark *b)
 	       same_time(a->written, b->written);
 }
 
-static bool same_marks(const struct lookup_marks *a, const struct lookup_marks *b)
+static bool is_settled(int64_t changed_s)
 {
-	return lookup_mark_same(&a->dir, &b->dir) && lookup_mark_same(&a->metadata, &b->metadata) &&
-	       lookup_mark_same(&a->manifest, &b->manifest);
+	return changed_s < clock_wall_ms() / 1000 - SETTLED_S;
 }
 
 bool lookup_mark_settled(const struct lookup_mark *m)
 {
-	return m->changed.tv_sec < clock_wall_ms() / 1000 - SETTLED_S;
+	return is_settled(m->changed.tv_sec);
 }
 
-static FALLIBLE enum err look(struct store_at dir, struct lookup_marks *out)
+/* A sum over the files, in any order: each adds the digest of its name and mark. */
+struct look {
+	struct store_at dir;
+	struct lookup_state *out;
+};
+
+static enum err add_file(void *user, const char *name, unsigned char type)
 {
+	struct look *l = user;
+	unsigned char digest[16];
+	uint64_t words[2];
+	struct {
+		struct lookup_mark mark;
+		unsigned char name[16];
+	} is = { 0 };
 	struct stat st;
 
-	TRY(store_stat(dir, "", &st));
-	*out = (struct lookup_marks){ .dir = lookup_mark_of(&st) };
-	TRY(store_stat(dir, DCP_METADATA, &st));
-	out->metadata = lookup_mark_of(&st);
-	enum err e = store_stat(dir, MANIFEST_NAME, &st);
-	if (e == OK)
-		out->manifest = lookup_mark_of(&st);
-	return e == ERR_NOT_FOUND ? OK : e;
-}
-
-static bool same_sizes(const struct checkpoint *c, struct store_at dir)
-{
-	char name[4096];
-	struct stat st;
-
-	for (uint64_t i = 0; i < c->sd->file_count; i++) {
-		const struct sd_file *f = &c->sd->files[i];
-		memcpy(name, f->name.p, f->name.n); /* it was a file's name when it was opened */
-		name[f->name.n] = '\0';
-		if (store_stat(dir, name, &st) != OK || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != c->file_bytes[i])
-			return false;
+	if (type != DT_DIR) { /* of folders the name says enough: parts_list enters those that are part of a checkpoint */
+		TRY(store_stat(l->dir, name, &st));
+		is.mark = lookup_mark_of(&st);
 	}
-	return true;
+	digest_xxh3(name, strlen(name), is.name);
+	digest_xxh3(&is, sizeof is, digest);
+	memcpy(words, digest, sizeof words);
+	l->out->sum[0] += words[0];
+	l->out->sum[1] += words[1];
+	l->out->newest = num_max(l->out->newest, is.mark.changed.tv_sec);
+	return OK;
+}
+
+/* *dir: where its files are. */
+static FALLIBLE enum err look(const struct store *store, const char *name, struct store_at *dir, struct lookup_state *out)
+{
+	const char *single;
+
+	*out = (struct lookup_state){ 0 };
+	TRY(checkpoint_open_dir(store, name, dir, &single));
+	struct look l = { *dir, out };
+	return single ? add_file(&l, single, DT_REG) : parts_list(*dir, add_file, &l);
 }
 
 void lookup_cache_free(struct lookup_cache *k)
@@ -77,12 +93,11 @@ void lookup_cache_rest(struct lookup_cache *k)
 		store_close(&k->checkpoint->dir);
 }
 
-static bool is_it(const struct lookup_cache *k, const struct store *store, const char *name, const struct lookup_marks *m,
-		  struct store_at dir)
+static bool is_it(const struct lookup_cache *k, const struct store *store, const char *name, const struct lookup_state *is)
 {
 	const struct checkpoint *c = k->checkpoint;
 
-	return c && c->store == store && strcmp(c->name, name) == 0 && same_marks(&k->marks, m) && same_sizes(c, dir);
+	return c && c->store == store && strcmp(c->name, name) == 0 && memcmp(k->state.sum, is->sum, sizeof is->sum) == 0;
 }
 
 enum err lookup_checkpoint(struct worker *w, const json_t *q, struct checkpoint **out)
@@ -90,17 +105,17 @@ enum err lookup_checkpoint(struct worker *w, const json_t *q, struct checkpoint 
 	const char *storage = json_string_value(json_object_get(q, "storage")), *name = json_string_value(json_object_get(q, "name"));
 	struct lookup_cache *k = w->kept;
 	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
-	struct lookup_marks m;
+	struct lookup_state is;
 	const struct store *store = NULL;
 
 	if (!storage || !name)
 		return ERR(VALIDATION_FAILED, "not a checkpoint's reference");
 	const struct ref ref = ref_checkpoint(storage, name);
-	if (!k || stores_find(&w->stores, storage, &store) || store_enter(store_top(store), name, &dir) || look(dir, &m)) {
+	if (!k || stores_find(&w->stores, storage, &store) || look(store, name, &dir, &is)) {
 		err_clear(); /* opening it says what is wrong, if anything is */
 		return checkpoint_open(&w->stores, &ref, out);
 	}
-	if (is_it(k, store, name, &m, dir)) {
+	if (is_it(k, store, name, &is)) {
 		lookup_cache_rest(k);
 		k->checkpoint->dir = dir;
 		dir = STORE_NOTHING;
@@ -110,8 +125,7 @@ enum err lookup_checkpoint(struct worker *w, const json_t *q, struct checkpoint 
 	err_clear();
 	lookup_cache_free(k); /* first: there may be no room for two large ones */
 	TRY(checkpoint_open(&w->stores, &ref, out));
-	if (format_is_dcp((*out)->format) && lookup_mark_settled(&m.dir) && lookup_mark_settled(&m.metadata) &&
-	    lookup_mark_settled(&m.manifest))
-		*k = (struct lookup_cache){ checkpoint_share(*out), m };
+	if (strcmp((*out)->name, name) == 0 && is_settled(is.newest)) /* not a folder that stands for the step in it */
+		*k = (struct lookup_cache){ checkpoint_share(*out), is };
 	return OK;
 }
