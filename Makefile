@@ -7,7 +7,7 @@
 #   DCPD_RETRY=1                 a test that fails is run once more, and listed as flaky if it passes then
 #   LONG=1                       make check runs the tests marked `long` too
 #   SETS=N                       make check runs N sets of tests at a time (all)
-#   JOBS=N T=WORD KEEP=1 PREFIX=/usr/local DESTDIR= FUZZ_SECONDS=60 SAN_SECONDS=5 DCPD_TEST_VENV=DIR
+#   JOBS=N T=WORD KEEP=1 REQUESTS=N PREFIX=/usr/local DESTDIR= FUZZ_SECONDS=60 SAN_SECONDS=5 DCPD_TEST_VENV=DIR
 
 .DEFAULT_GOAL := all
 SHELL := /bin/bash
@@ -65,7 +65,7 @@ ASSETS := $(sort $(shell find web api/openapi.yaml api/transforms -type f 2>/dev
 BUILD_DEBS := gcc libc6-dev make pkg-config libmicrohttpd-dev libevent-dev libjansson-dev libsqlite3-dev liburing-dev \
               libxxhash-dev libisal-dev zlib1g-dev libzstd-dev libseccomp-dev libpcre2-dev libsystemd-dev \
               libcurl4-openssl-dev libacl1-dev libsodium-dev libexpat1-dev libssl-dev
-TEST_DEBS := g++ locales libcmocka-dev python3 python3-venv python3-yaml strace chromium
+TEST_DEBS := g++ locales libcmocka-dev python3 python3-venv python3-yaml strace chromium zsh fish
 BENCH_DEBS := fio wrk zstd python3 python3-venv
 DEB_DEBS := debhelper dh-python dpkg-dev fakeroot
 DEPLOY_DEBS := lintian debootstrap
@@ -315,6 +315,11 @@ check-deploy: ## the Debian packages in a clean Debian 12 (needs root), and the 
 	$(Q)lintian --fail-on error,warning build/deb/*.changes
 	$(Q)tests/e2e/deb.sh
 	$(Q)$(PYTEST) -rs tests/e2e/test_deploy.py
+
+.PHONY: check-contract
+REQUESTS ?= 100000
+check-contract: all tools ## openapi.yaml tried by schemathesis: all checks, edges, sequences, REQUESTS=100000 at least (an hour)
+	$(Q)DCPD_CONTRACT_REQUESTS=$(REQUESTS) $(PYTEST) -s tests/api/test_contract.py
 
 .PHONY: tidy
 tidy: $(LIB)/libdcp.a $(LIB)/libdcpd.a ## the house rules: who includes whom, names, sizes, banned calls, error codes

@@ -27,13 +27,18 @@ static const char zsh_script[] =
 	"#compdef dcpctl\n"
 	"# Completions of dcpctl for zsh: `dcpctl completion zsh` prints them.\n"
 	"_dcpctl() {\n"
-	"  local line tab=$'\\t'\n"
-	"  local -a words_found said\n"
-	"  for line in ${(f)\"$(dcpctl __complete \"$LBUFFER\" 2>/dev/null)\"}; do\n"
-	"    words_found+=(\"${line%%$tab*}\")\n"
-	"    said+=(\"${line/$tab/  }\")\n"
+	"  local line word tab=$'\\t'\n"
+	"  local -a whole said begun said_begun # what is to be gone on with gets no space behind it\n"
+	"  for line in ${(f)\"$(dcpctl __complete \"${(j: :)words[1,CURRENT-1]} $PREFIX\" 2>/dev/null)\"}; do\n"
+	"    word=${line%%$tab*}\n"
+	"    case $word in\n"
+	"      *[:/]) begun+=(\"$word\") said_begun+=(\"${line/$tab/  }\") ;;\n"
+	"      *) whole+=(\"$word\") said+=(\"${line/$tab/  }\") ;;\n"
+	"    esac\n"
 	"  done\n"
-	"  (( $#words_found )) && compadd -Q -d said -- $words_found || _files\n"
+	"  (( $#whole )) && compadd -Q -l -d said -- $whole\n"
+	"  (( $#begun )) && compadd -Q -l -S '' -d said_begun -- $begun\n"
+	"  (( $#whole + $#begun )) || _files\n"
 	"}\n"
 	"compdef _dcpctl dcpctl\n";
 
@@ -63,6 +68,7 @@ struct line {
 	struct str word;            /* the one that is typed, to be completed */
 	struct str before;          /* the one in front of it */
 	struct str command;
+	struct str argument;        /* the first word behind the command that is no option */
 	struct client *client;
 	bool asked;
 };
@@ -137,6 +143,26 @@ static void offer_storages(struct line *l, bool runs)
 	}
 }
 
+/* "main:run1@" and the names of the run's aliases that lead somewhere. */
+static void offer_aliases(struct line *l, const char *storage, char *name)
+{
+	CLEANUP(buf_free) struct buf path = BUF_INIT(LINE_MAX_);
+	CLEANUP(client_drop) struct answer got = { 0 };
+	const char *alias;
+	json_t *leads_to;
+
+	*strchr(name, '@') = '\0';
+	client_put(&path, "/v1/runs/%/%?page_size=1", storage, name[0] ? name : "-");
+	if (client_end(&path) != OK || !ask(l, (char *)path.p, &got))
+		return;
+	json_object_foreach(json_object_get(got.json, "aliases"), alias, leads_to) {
+		char whole[2048];
+		int n = snprintf(whole, sizeof whole, "%s:%s@%s", storage, name, alias);
+		if (json_is_string(leads_to) && n > 0 && (size_t)n < sizeof whole)
+			offer(l, whole, json_string_value(leads_to));
+	}
+}
+
 /* "main:" while no storage stands there, then names of its checkpoints, or of its runs. */
 static void offer_refs(struct line *l, bool runs)
 {
@@ -156,6 +182,10 @@ static void offer_refs(struct line *l, bool runs)
 	snprintf(prefix, sizeof prefix, "%s:", storage);
 	if (strcmp(storage, "shm") == 0) {
 		offer_list(l, "/v1/state-dicts", "state_dicts", prefix, "name", "created_at");
+		return;
+	}
+	if (!runs && strchr(name, '@')) {
+		offer_aliases(l, storage, name);
 		return;
 	}
 	if (runs)
@@ -179,17 +209,51 @@ static void offer_value(struct line *l, const struct command_option *o)
 		offer_words(l, o->value);
 }
 
+/* Tensors of the checkpoint or state dict that is named already. */
+static void offer_tensors(struct line *l)
+{
+	CLEANUP(buf_free) struct buf path = BUF_INIT(LINE_MAX_);
+	char ref[LINE_MAX_], prefix[LINE_MAX_];
+
+	if (l->argument.n >= sizeof ref || l->word.n >= sizeof prefix)
+		return;
+	snprintf(ref, sizeof ref, "%.*s", (int)l->argument.n, l->argument.p);
+	snprintf(prefix, sizeof prefix, "%.*s", (int)l->word.n, l->word.p);
+	char *colon = strchr(ref, ':');
+	if (!colon)
+		return;
+	*colon = '\0';
+	if (strcmp(ref, "shm") == 0)
+		client_put(&path, "/v1/state-dicts/%/tensors?page_size=200&prefix=%", colon + 1, prefix);
+	else
+		client_put(&path, "/v1/checkpoints/%/%/tensors?page_size=200&prefix=%", ref, colon + 1, prefix);
+	if (client_end(&path) == OK)
+		offer_list(l, (char *)path.p, "tensors", "", "fqn", "dtype");
+}
+
+static void offer_codes(const struct line *l)
+{
+	for (int code = OK + 1; code < ERR_COUNT; code++)
+		offer(l, err_code_name((enum err)code), err_title((enum err)code));
+}
+
 /* The argument at this place, by the words of the command's usage. */
 static void offer_argument(struct line *l, const struct command *k)
 {
 	const char *usage = k->usage;
 
-	if (strstr(usage, " ID"))
+	if (strstr(usage, " FQN") && l->argument.p) {
+		offer_tensors(l);
+		return;
+	}
+	if ((strstr(usage, " ID") && !strstr(usage, "--id ID")) || strstr(usage, "[ID"))
 		offer_list(l, "/v1/jobs?page_size=50", "jobs", "", "id", "kind");
 	if (strstr(usage, "STORAGE:RUN") || strstr(usage, "STORAGE[:RUN]"))
 		offer_refs(l, true);
 	else if (strcmp(k->name, "completion") == 0)
 		offer_words(l, "bash|zsh|fish");
+	else if (strcmp(k->name, "explain") == 0)
+		offer_codes(l);
 	else if (strcmp(k->name, "policy") == 0)
 		offer_list(l, "/v1/policies", "policies", "", "name", "storage");
 	else if (strcmp(k->name, "webhook") == 0)
@@ -250,6 +314,8 @@ int complete_line(const char *line)
 		if (p[n]) { /* it is complete */
 			if (!l.command.p && p[0] != '-')
 				l.command = (struct str){ p, n };
+			else if (!l.argument.p && p[0] != '-')
+				l.argument = (struct str){ p, n };
 			l.word = (struct str){ p, n };
 		}
 		if (!p[n]) {
