@@ -389,7 +389,7 @@ static void test_problem(void **state)
 	(void)state;
 	e = err_expected(err_at_file(err_at_fqn(err_at_rank(e, 3), "m.w", 3), "__3_0.distcp", 4096), "aa", "bb");
 	assert_int_equal(e, ERR_DIGEST_MISMATCH);
-	problem_put(&b, err_last(), "/v1/jobs/1", "01J");
+	problem_put(&b, err_last(), "/v1/jobs/1", "01J", "r-1");
 	T_OK(buf_status(&b));
 	T_OK(jval_parse((struct str){ (char *)b.p, b.len }, &doc));
 	assert_string_equal(json_string_value(json_object_get(doc, "type")), "urn:dcpd:problem:digest_mismatch");
@@ -397,6 +397,7 @@ static void test_problem(void **state)
 	assert_int_equal(json_integer_value(json_object_get(doc, "rank")), 3);
 	assert_int_equal(json_integer_value(json_object_get(doc, "offset")), 4096);
 	assert_string_equal(json_string_value(json_object_get(doc, "job")), "01J");
+	assert_string_equal(json_string_value(json_object_get(doc, "request_id")), "r-1");
 	assert_null(json_object_get(doc, "pointer"));
 	json_decref(doc);
 }
