@@ -1,6 +1,9 @@
-"""Bench rows of object storage: the S3 client beside boto3's transfer manager, on one SeaweedFS, in turns. Server and both clients share
-the machine's processors, so the rows of processor time say more than those of the clock."""
+"""Bench rows of object storage: the S3 client beside boto3's transfer manager, s3torchconnector and rclone, on one SeaweedFS, in turns.
+Server and clients share the machine's processors, so the rows of processor time say more than those of the clock."""
+import contextlib
 import os
+import shutil
+import statistics
 import subprocess
 
 from measure import MIB, RUNS, SIZE, TESTBIN, lib
@@ -33,24 +36,30 @@ class Mover:
 
 
 def rows(b):
+    """The best of the peers by the clock is the one that counts; all are told. rclone is measured where it is installed."""
     if not b.wants("s3.put") and not b.wants("s3.get"):
         return
     path = b.tmpfs / "s3-content"
     path.write_bytes(os.urandom(MIB) * (SIZE // MIB))
-    with s3_server.Server(b.disk / "s3") as server:
-        to = (server.endpoint, server.bucket)
-        env = server.environment()
-        with Mover(TESTBIN / "bench/bench_s3", *to, "ours", SIZE // MIB, PART_MIB, THREADS, env=env) as ours, \
-                Mover(s3_server.environment_of_tools(), lib.ROOT / "tests/bench/s3_peer.py", *to, "theirs", path, PART_MIB, THREADS,
-                      env=env) as theirs:
-            for way in ("put", "get"):
-                a, c = [], []
-                for i in range(RUNS + 1):
-                    one = [(a, ours), (c, theirs)]
-                    for runs, mover in one if i % 2 else reversed(one):
-                        runs.append(mover.run(way))
-                command = f"{SIZE // MIB} MiB in parts of {PART_MIB} MiB by {THREADS} threads"
-                a, c = a[1:], c[1:]  # the first connects
-                b.row(f"s3.{way}", "s", "<=1.0", "boto3's transfer manager", [x[0] for x in a], [x[0] for x in c], command)
-                b.row(f"s3.{way}.cpu", "s", "<=0.5", "boto3's transfer manager", [x[1] for x in a], [x[1] for x in c], command)
+    peers = ["boto3", "s3torchconnector", *(["rclone"] if shutil.which("rclone") else [])]
+    with s3_server.Server(b.disk / "s3") as server, contextlib.ExitStack() as open_:
+        env = {**server.environment(), "PATH": os.environ["PATH"]}
+        ours = Mover(TESTBIN / "bench/bench_s3", server.endpoint, server.bucket, "ours", SIZE // MIB, PART_MIB, THREADS, env=env)
+        movers = {"ours": open_.enter_context(ours)}
+        for peer in peers:
+            movers[peer] = open_.enter_context(Mover(
+                s3_server.environment_of_tools(), lib.ROOT / "tests/bench/s3_peer.py", peer, server.endpoint, server.region, server.bucket,
+                peer, path, PART_MIB, THREADS, env=env))
+        for way in ("put", "get"):
+            runs = {name: [] for name in movers}
+            for i in range(RUNS + 1):
+                for name in list(movers) if i % 2 else reversed(list(movers)):
+                    runs[name].append(movers[name].run(way))
+            runs = {name: list(zip(*some[1:])) for name, some in runs.items()}  # the first connects
+            command = f"{SIZE // MIB} MiB in parts of {PART_MIB} MiB by {THREADS} threads"
+            told = {name: [round(statistics.median(x), 4) for x in runs[name]] for name in peers}
+            best = min(peers, key=lambda name: told[name][0])
+            for i, (row, goal) in enumerate(((f"s3.{way}", "<=1.0"), (f"s3.{way}.cpu", "<=0.5"))):
+                b.row(row, "s", goal, f"{best}, the fastest of {', '.join(peers)}", list(runs["ours"][i]), list(runs[best][i]), command,
+                      peers=told)
     path.unlink()
