@@ -21,7 +21,10 @@
 #include "server/loop.h"
 #include "server/storage.h"
 
-enum { TICK_MS = 1000, FIRST_MS = 2000, PART_MS = 3000, AGAIN_MS = 2000, AGAIN_MAX_MS = 600000, PENDING_MAX = 1000, OTHERS_MS = 3600000 };
+enum {
+	TICK_MS = 1000, FIRST_MS = 2000, PART_MS = 3000, AGAIN_MS = 2000, AGAIN_MAX_MS = 600000, LATER_MAX_MS = 3600000,
+	PENDING_MAX = 1000, OTHERS_MS = 3600000,
+};
 
 struct pending {
 	struct pending *next;
@@ -154,9 +157,15 @@ static void on_job_swept(void *user, enum err e, const json_t *ok, int *)
 	mem_free(user);
 	if (!p)
 		return;
+	int64_t later_ms = json_integer_value(json_object_get(ok, "later_ms"));
+	if (!p->expected)
+		log_removed(ok);
+	if (!e && later_ms > 0) { /* requests of a worker that is gone may be on their way to an object storage */
+		p->asked = false;
+		p->due_ms = clock_mono_ms() + (later_ms < LATER_MAX_MS ? later_ms : LATER_MAX_MS);
+		return;
+	}
 	if (!e || e == ERR_NOT_FOUND) { /* nothing stays, or the storage is none of ours any more */
-		if (!p->expected)
-			log_removed(ok);
 		forget(a.all, p);
 		return;
 	}

@@ -27,9 +27,9 @@ def proxy(s3_server):
 
 @pytest.fixture(autouse=True)
 def calm(proxy):
-    proxy.fault, proxy.done = lambda *_: None, []
+    proxy.fault, proxy.done, proxy.late, proxy.clock, proxy.age = lambda *_: None, [], [], 0, 0
     yield
-    proxy.fault = lambda *_: None
+    proxy.fault, proxy.clock, proxy.age = lambda *_: None, 0, 0
 
 
 @pytest.fixture(scope="module")
@@ -327,6 +327,161 @@ def test_a_mark_that_cannot_be_read_ends_no_sweep(d, s3, tmp_path):
         assert first in s3.keys(".dcpd/")
     finally:
         s3.delete(first)
+
+
+def mark(d, number, **more):
+    """The mark of an attempt of a job that is over: its key and its text."""
+    job = d.api.get("/v1/jobs?page_size=1").ok(200)["jobs"][0]["id"]
+    doc = {"dcpd": 1, "job": job, "staging": f"swept/.dcpd-{job}-{number}", "target": "swept/gone", "file": False, "removes": False,
+           "dead": False, **more}
+    return f".dcpd/at/.dcpd-{job}-{number}", json.dumps(doc)
+
+
+def test_ages_are_by_the_servers_clock(d, proxy, s3, tmp_path):
+    """Requests of an attempt that was given up a moment ago may be on their way, whatever this host takes the server's times for."""
+    saved(d)
+    (dead, text), (over, removal) = mark(d, 7, dead=True), mark(d, 8, removes=True)
+    for key, content in ((dead, text), (over, removal)):
+        (tmp_path / "mark").write_text(content)
+        s3.put(key, tmp_path / "mark")
+    proxy.clock = -3600
+    d.kill()
+    d.start()
+    lib.wait_for(lambda: over not in s3.keys(".dcpd/"), 20, "the sweep")
+    assert dead in s3.keys(".dcpd/")
+    proxy.clock, proxy.age = 3600, 16 * 60
+    d.kill()
+    d.start()
+    lib.wait_for(lambda: dead not in s3.keys(".dcpd/"), 20, "the sweep of what is old enough")
+
+
+def test_what_a_commit_in_doubt_left_goes_by_itself(d, proxy, s3):
+    """The job's own sweep comes again when no request of it can be on its way."""
+    name, before = f"doubt/{lib.fresh()}", set(s3.keys(".dcpd/"))
+    proxy.age = 15 * 60 - 6
+    proxy.fault = lambda verb, path, _: ("conflict" if proxy.late else "late") if path.endswith(f"{name}/.metadata") and verb == "PUT" \
+        else None
+    error = problem(d, state(), name)
+    assert error and error["code"] == "state_conflict", error
+    assert len(s3.keys(f"{name}/")) >= 2
+    lib.wait_for(lambda: not s3.keys(f"{name}/") and set(s3.keys(".dcpd/")) <= before, 30, "the sweeps")
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_an_overwrite_that_is_killed_leaves_nothing_of_the_old(d, proxy, s3, given):
+    """Behind its commit, when it removes what it replaced: files with the number of an attempt, and those of given names."""
+    name, images = saved(d)
+    if given:
+        local, name = f"killed/{lib.fresh()}", f"killed/{lib.fresh()}"
+        source, images = saved(d, local, storage="main")
+        assert d.ctl("cp", f"main:{source}", f"s3:{name}").returncode == 0
+    before = set(s3.keys(".dcpd/"))
+    old, struck, sd, images = {k for k in s3.keys(f"{name}/") if not k.endswith(".metadata")}, threading.Event(), lib.fresh(), state()
+
+    def fault(verb, path, _):
+        if verb == "POST" and "?delete" in path:
+            struck.set()
+            return "cut"
+
+    d.put(sd, images)
+    proxy.fault = fault
+    job = d.api.submit("save", source={"state_dict": sd}, target=ref("s3", name), options={"overwrite": True})["id"]
+    assert struck.wait(20)
+    for pid in d.workers():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert d.api.wait(job, 60)["state"] == "succeeded"
+    d.drop(sd)
+    lib.wait_for(lambda: not old & set(s3.keys(f"{name}/")), 20, "the old one's files gone")
+    loads(d, name, images)
+    assert len({k for k in s3.keys(f"{name}/") if not k.endswith("notes.json")}) == 4
+    lib.wait_for(lambda: set(s3.keys(".dcpd/")) <= before, 10, "marks of attempts gone")
+    assert d.ctl("hold", f"s3:{name}").returncode == 0
+    assert d.ctl("unhold", f"s3:{name}").returncode == 0
+
+
+def one_file(d):
+    """A checkpoint that is one object, and its source."""
+    source, name = Crafted(d.storages["main"]), f"files/{lib.fresh()}.safetensors"
+    d.api.run("reshard", source=source.ref, target={**ref("s3", name), "format": "safetensors"})
+    return name, source
+
+
+@pytest.mark.parametrize("what", ["delete", "delete file", "overwrite"])
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_a_hold_at_the_moment_of_a_removal(d, other, proxy, s3, what, when):
+    """It is refused, or it is heeded."""
+    name, source = one_file(d) if what == "delete file" else saved(d)
+    held, images = [], state()
+
+    def fault(verb, path, _):
+        commits = path.endswith(name if what == "delete file" else f"{name}/.metadata")
+        if verb == "PUT" and not held and (commits if when == "behind" else "/.dcpd/at/" in path):
+            held.append(other.ctl("hold", f"s3:{name}"))
+
+    proxy.fault = fault
+    if what == "overwrite":
+        error = problem(d, images, name, options={"overwrite": True})
+    else:
+        job = d.api.wait(d.api.submit("delete", target=ref("s3", name))["id"])
+        error = None if job["state"] == "succeeded" else job["error"]
+    proxy.fault = lambda *_: None
+    assert held
+    if when == "before":
+        assert held[0].returncode == 0 and error["code"] == "checkpoint_held", (held, error)
+        if what == "delete file":
+            assert d.api.run("verify", source=ref("s3", name))["state"] == "succeeded"
+        else:
+            loads(d, name, source)
+        assert d.ctl("unhold", f"s3:{name}").returncode == 0
+    else:
+        assert held[0].returncode != 0 and "removed or replaced" in held[0].stderr and not error, (held, error)
+    if what == "overwrite" and when == "behind":
+        loads(d, name, images)
+        assert d.ctl("hold", f"s3:{name}").returncode == 0 and d.ctl("unhold", f"s3:{name}").returncode == 0
+    elif when == "behind":
+        assert s3.keys(name) == [] and s3.keys(f"{name.rpartition('/')[0]}/.{name.rpartition('/')[2]}") == []
+
+
+def test_what_takes_the_place_of_a_file_that_is_removed_stays(d, other, proxy, s3):
+    """Behind the removal's last look another saves there: it is refused, or what it saved is there."""
+    name, source = one_file(d)
+    ended = []
+
+    def fault(verb, path, _):
+        if verb == "DELETE" and path.endswith(name) and not ended:
+            answer = other.api.post("/v1/jobs", {"kind": "reshard", "source": ref("s3", beside), "options": {"overwrite": True},
+                                                 "target": {**ref("s3", name), "format": "safetensors"}})
+            ended.append(other.api.wait(answer.json["id"])["state"] if answer.status == 202 else "refused")
+
+    beside, _ = saved(d)
+    proxy.fault = fault
+    d.api.run("delete", target=ref("s3", name))
+    proxy.fault = lambda *_: None
+    assert ended and (name in s3.keys(name)) == (ended == ["succeeded"]), ended
+    assert (name in names(d)) == (ended == ["succeeded"])
+
+
+def test_a_removal_of_a_file_that_is_killed_goes_on(d, proxy, s3):
+    """Its claim lies in the file's place; nobody takes it for a checkpoint."""
+    name, source = one_file(d)
+    struck = threading.Event()
+
+    def fault(verb, path, _):
+        if verb == "DELETE" and path.endswith(name):
+            struck.set()
+            return "cut"
+
+    proxy.fault = fault
+    job = d.api.submit("delete", target=ref("s3", name))["id"]
+    assert struck.wait(20)
+    assert name not in names(d) and d.ctl("show", f"s3:{name}").returncode != 0
+    for pid in d.workers():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    proxy.fault = lambda *_: None
+    assert d.api.wait(job, 60)["state"] == "succeeded"
+    assert s3.keys(name) == []
 
 
 # ---------------------------------------------------------------------------------------------------------------- what cannot work

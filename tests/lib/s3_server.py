@@ -3,12 +3,15 @@
     with Server(folder) as s3: s3.endpoint, s3.bucket, s3.environment()
 """
 import contextlib
+import datetime
+import email.utils
 import http.client
 import http.server
 import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import socket
@@ -365,6 +368,15 @@ def read_message(f):
             return head, fields, body
 
 
+def shifted(head, field, seconds):
+    """The field's time is so much later."""
+    def later(m):
+        at = email.utils.parsedate_to_datetime(m[2].decode()) + datetime.timedelta(seconds=seconds)
+        return m[1] + email.utils.format_datetime(at, usegmt=True).encode()
+
+    return re.sub(rb"(?im)^(" + field + rb": )([^\r]+)", later, head)
+
+
 STATUSES = {"500": (b"500 Internal", "InternalError"), "slow": (b"503 Slow Down", "SlowDown"),
             "conflict": (b"409 Conflict", "ConditionalRequestConflict")}
 
@@ -380,13 +392,15 @@ class Proxy:
         "short"         half of the answer's body comes, then a reset
         "flip_up", "flip_down"   one byte of what a PUT sends, or of what comes, is another
         a number        so many seconds pass before the server is asked
+
+    The server's clock is `clock` seconds ahead, in all that it says in headers; `age` more have passed since it wrote its objects.
     """
 
     def __init__(self, endpoint):
         u = urllib.parse.urlsplit(endpoint)
         self.server = (u.hostname, u.port)
         self.fault = lambda verb, path, number: None
-        self.lock, self.count, self.done, self.late = threading.Lock(), 0, [], []
+        self.lock, self.count, self.done, self.late, self.clock, self.age = threading.Lock(), 0, [], [], 0, 0
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.endpoint = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self.accept, daemon=True).start()
@@ -452,6 +466,8 @@ class Proxy:
             body[len(body) // 2] ^= 1
         server.sendall(head + body)
         head, fields, body = read_message(answered)
+        for field, ahead in ((b"Date", self.clock + self.age), (b"Last-Modified", self.clock)):
+            head = shifted(head, field, ahead) if ahead else head
         if body is None:
             empty = verb == b"HEAD" or head.split(b" ")[1] in (b"204", b"304")
             body = answered.read(0 if empty else int(fields.get(b"content-length", 0)))

@@ -652,12 +652,12 @@ static inline enum err objects_recover(const struct store *s, const char *name, 
 }
 
 static inline enum err objects_sweep(const struct store *s, const struct commit_keep *keep, const char *name, const char *job,
-				     uint64_t *removed_out)
+				     struct store_swept *out)
 {
 	OBJ_LOCKED(s);
 
 	(void)name;
-	*removed_out = obj_clear(b, job, keep ? keep->jobs : NULL);
+	*out = (struct store_swept){ obj_clear(b, job, keep ? keep->jobs : NULL), 0 };
 	return OK;
 }
 

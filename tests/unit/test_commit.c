@@ -419,21 +419,21 @@ static void test_sweep(void **state)
 	static const char *const made[] = { ".dcpd-01A-1/f", ".dcpd-trash-01B/f", "deep/er/.dcpd-01C-2/f", ".dcpd-01K-1/f",
 					    ".dcpd-01Z-1/f", "x/.dcpd-01A-1/f", ".other/f", "deep/.dcpd-01A/f" };
 	json_t *keep = json_pack("[s]", "01K");
-	uint64_t removed = 0;
+	struct store_swept swept;
 
 	(void)state;
 	T_OK(save("A", "x", false));
 	for (size_t i = 0; i < sizeof made / sizeof *made; i++)
 		t_worker_put(&t, made[i], "", 0);
-	T_OK(posix_ops.sweep(&t.w.stores.v[0], &(struct commit_keep){ .jobs = keep, .before = "01Y" }, NULL, NULL, &removed));
-	assert_int_equal(removed, 3);
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], &(struct commit_keep){ .jobs = keep, .before = "01Y" }, NULL, NULL, &swept));
+	assert_int_equal(swept.removed, 3);
 	assert_false(t_worker_has(&t, ".dcpd-01A-1") || t_worker_has(&t, ".dcpd-trash-01B") || t_worker_has(&t, "deep/er/.dcpd-01C-2"));
 	assert_true(t_worker_has(&t, ".dcpd-01K-1"));     /* runs */
 	assert_true(t_worker_has(&t, ".dcpd-01Z-1"));     /* began after the question */
 	assert_true(t_worker_has(&t, "x/.dcpd-01A-1"));   /* nobody looks into checkpoints */
 	assert_true(t_worker_has(&t, ".other/f") && t_worker_has(&t, "deep/.dcpd-01A"));
-	T_OK(posix_ops.sweep(&t.w.stores.v[0], NULL, NULL, NULL, &removed));
-	assert_int_equal(removed, 2);
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], NULL, NULL, NULL, &swept));
+	assert_int_equal(swept.removed, 2);
 	json_decref(keep);
 }
 
@@ -441,14 +441,14 @@ static void test_sweep(void **state)
 static void test_sweep_keeps_what_was_put_away(void **state)
 {
 	struct commit_keep keep = { .before = "01Y" };
-	uint64_t removed = 0;
+	struct store_swept swept;
 
 	(void)state;
 	t_worker_put(&t, ".dcpd-01A-1/.old/.metadata", "old", 3);
 	t_worker_put(&t, ".dcpd-01B-1/.old/__0_0.distcp", "x", 1); /* its metadata was put back */
 	t_worker_put(&t, ".dcpd-trash-01C/.old/x.metadata", "gone", 4); /* of a checkpoint that was deleted */
-	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &removed));
-	assert_int_equal(removed, 2);
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &swept));
+	assert_int_equal(swept.removed, 2);
 	assert_false(t_worker_has(&t, ".dcpd-trash-01C"));
 	assert_true(t_worker_has(&t, ".dcpd-01A-1/.old/.metadata"));
 }
@@ -719,7 +719,7 @@ static void test_sweep_leaves_others_alone(void **state)
 	json_t *before = json_object(), *after = json_object();
 	struct commit_keep keep = { .before = "01Y", .mark = "OURS", .others = before };
 	struct timespec old[2] = { { .tv_sec = time(NULL) - 90000 }, { .tv_sec = time(NULL) - 90000 } };
-	uint64_t removed = 0;
+	struct store_swept swept;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof made / sizeof *made; i++)
@@ -727,8 +727,8 @@ static void test_sweep_leaves_others_alone(void **state)
 	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01COLD-1/f", old, 0), 0);
 	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01COLD-1", old, 0), 0);
 	assert_int_equal(utimensat(t.dir.fd, ".dcpd-01DBEGUN-1", old, 0), 0); /* its file is new */
-	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &removed));
-	assert_int_equal(removed, 1);
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &swept));
+	assert_int_equal(swept.removed, 1);
 	assert_false(t_worker_has(&t, ".dcpd-01AOURS-1"));
 	for (size_t i = 1; i < sizeof made / sizeof *made; i++)
 		assert_true(t_worker_has(&t, made[i])); /* however old it looks */
@@ -741,8 +741,8 @@ static void test_sweep_leaves_others_alone(void **state)
 	t_worker_put(&t, ".dcpd-01ENEW-1/f", "", 0);
 	keep.watched = before;
 	keep.others = after;
-	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &removed));
-	assert_int_equal(removed, 3);
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &swept));
+	assert_int_equal(swept.removed, 3);
 	assert_false(t_worker_has(&t, ".dcpd-01COLD-1") || t_worker_has(&t, ".dcpd-trash-01BTHEIRS"));
 	assert_false(t_worker_has(&t, "run/.dcpd-hosts-00000002"));
 	assert_true(t_worker_has(&t, ".dcpd-01DBEGUN-1/f") && t_worker_has(&t, "run/.dcpd-hosts-00000001/beat-0"));
@@ -754,7 +754,7 @@ static void test_sweep_leaves_others_alone(void **state)
 
 static void test_sweep_follows_no_link(void **state)
 {
-	uint64_t removed = 0;
+	struct store_swept swept;
 
 	(void)state;
 	t_worker_put(&t, "outside/.dcpd-01A-1/f", "x", 1);
@@ -762,7 +762,7 @@ static void test_sweep_follows_no_link(void **state)
 	assert_int_equal(symlinkat("../outside", t.dir.fd, "in/link"), 0);
 	assert_int_equal(symlinkat("../outside", t.dir.fd, "in/.dcpd-01B-1"), 0);
 	T_OK(fs_rename(t.dir.fd, "outside", t.dir.fd, ".outside")); /* the sweep itself does not go there */
-	T_OK(posix_ops.sweep(&t.w.stores.v[0], NULL, NULL, NULL, &removed));
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], NULL, NULL, NULL, &swept));
 	assert_true(t_worker_has(&t, ".outside/.dcpd-01A-1/f"));
 	assert_true(t_worker_has(&t, "in/link"));
 }

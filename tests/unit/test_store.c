@@ -421,14 +421,14 @@ static void test_of_many_one_wins(void **state)
 
 	(void)state;
 	for (int turn = 0; turn < TURNS; turn += 2) {
-		uint64_t removed;
+		struct store_swept swept;
 		snprintf(name, sizeof name, "x%d", turn);
 		race(name, turn, NULL, won);
 		assert_job(name, won);
 		identity(name, id);
 		race(name, turn + 1, id, won);
 		assert_job(name, won);
-		T_OK(store->ops->sweep(store, NULL, NULL, NULL, &removed));
+		T_OK(store->ops->sweep(store, NULL, NULL, NULL, &swept));
 	}
 }
 
@@ -465,7 +465,7 @@ static void test_a_sweep_takes_what_nobody_continues(void **state)
 	json_t *jobs = json_pack("[s]", "A");
 	struct commit_keep keep = { .jobs = jobs };
 	struct staging a, b;
-	uint64_t removed;
+	struct store_swept swept;
 
 	(void)state;
 	T_OK(save("C", "run/y", false));
@@ -476,8 +476,8 @@ static void test_a_sweep_takes_what_nobody_continues(void **state)
 	struct store_at run;
 	T_OK(store_enter(store_top(store), "run", &run));
 	T_OK(store->ops->put(run, ".dcpd-0.dcpd-notes.json", "{}", 2, false)); /* notes of a file "dcpd-0" */
-	T_OK(store->ops->sweep(store, &keep, NULL, NULL, &removed));
-	assert_true(removed > 0);
+	T_OK(store->ops->sweep(store, &keep, NULL, NULL, &swept));
+	assert_true(swept.removed > 0);
 	assert_false(is_there("run/.dcpd-B-1/" DCP_METADATA));
 	assert_true(is_there("run/.dcpd-0.dcpd-notes.json"));
 	T_OK(store_drop(run, ".dcpd-0.dcpd-notes.json"));

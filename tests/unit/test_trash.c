@@ -208,7 +208,7 @@ static void test_full_disk_gets_it_back_at_once(void **state)
 static void test_killed_in_the_middle(void **state)
 {
 	struct commit_keep keep = { .before = NULL };
-	uint64_t removed = 0;
+	struct store_swept swept;
 	int status;
 
 	(void)state;
@@ -229,8 +229,8 @@ static void test_killed_in_the_middle(void **state)
 	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	int left = t_worker_entries(&t, ".dcpd-trash-01A");
 	assert_true(left > 0 && left < 6);
-	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &removed));
-	assert_int_equal(removed, 1);
+	T_OK(posix_ops.sweep(&t.w.stores.v[0], &keep, NULL, NULL, &swept));
+	assert_int_equal(swept.removed, 1);
 	assert_false(t_worker_has(&t, ".dcpd-trash-01A"));
 }
 

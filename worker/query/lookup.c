@@ -451,21 +451,21 @@ static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *ou
 	const char *name = json_string_value(json_object_get(q, "name")), *job = json_string_value(json_object_get(q, "job"));
 	const char *path, *comma = "";
 	const struct store *store;
+	struct store_swept swept;
 	json_t *state;
-	uint64_t removed = 0;
 
 	TRY(store_of(w, q, &store));
 	if (name && job) {
 		const char *part = json_string_value(json_object_get(q, "part"));
 		struct ref target = ref_checkpoint(json_string_value(json_object_get(q, "storage")), name);
-		TRY(store->ops->sweep(store, &keep, name, job, &removed));
+		TRY(store->ops->sweep(store, &keep, name, job, &swept));
 		TRY(part ? hosts_part_remove(&w->stores, &target, part) : OK);
-		buf_printf(out, "{\"removed\":%ju}", (uintmax_t)removed);
+		buf_printf(out, "{\"removed\":%ju,\"later_ms\":%jd}", (uintmax_t)swept.removed, (intmax_t)swept.later_ms);
 		return OK;
 	}
 	keep.others = json_object();
-	enum err e = store->ops->sweep(store, &keep, NULL, NULL, &removed);
-	buf_printf(out, "{\"removed\":%ju,\"others\":{", (uintmax_t)removed);
+	enum err e = store->ops->sweep(store, &keep, NULL, NULL, &swept);
+	buf_printf(out, "{\"removed\":%ju,\"others\":{", (uintmax_t)swept.removed);
 	json_object_foreach(keep.others, path, state) {
 		buf_puts(out, comma);
 		buf_json_str(out, str_of(path));

@@ -12,6 +12,7 @@
 #include "store/staging.h"
 
 enum { INSIDE_DEPTH_MAX = 32 };        /* folders in a folder that is removed */
+enum { SWAP_TRIES = 20, GOING_MAX = 100 };
 
 struct hold {
 	bool is_held;
@@ -35,20 +36,30 @@ static bool notes_path(const char *name, bool is_dir, char path[BESIDE_MAX])
 	return is_dir ? snprintf(path, BESIDE_MAX, "%s/" NOTES_NAME, name) < BESIDE_MAX : beside_path(name, NOTES_NAME, path);
 }
 
-/* *out NULL: there is no such file. */
-static FALLIBLE enum err read_doc(struct store_at folder, const char *path, json_t **out)
+/* *out NULL: there is no such file. was: what it was before it was read. */
+static FALLIBLE enum err read_doc_at(struct store_at folder, const char *path, json_t **out, struct stat *was, bool *is_there)
 {
 	CLEANUP(mem_free_ptr) void *bytes = NULL;
 	uint64_t n = 0;
 
 	*out = NULL;
-	enum err e = store_get(folder, path, NOTES_BYTES_MAX, &bytes, &n, NULL);
+	enum err e = ERR_CHECKPOINT_REPLACED; /* others write them */
+	for (int i = 0; i < SWAP_TRIES && e == ERR_CHECKPOINT_REPLACED; i++)
+		e = store_get(folder, path, NOTES_BYTES_MAX, &bytes, &n, was);
+	*is_there = !e;
 	if (e == ERR_NOT_FOUND) {
 		err_clear();
 		return OK;
 	}
 	TRY(e);
 	return jval_parse((struct str){ bytes, n }, out);
+}
+
+static FALLIBLE enum err read_doc(struct store_at folder, const char *path, json_t **out)
+{
+	bool is_there;
+
+	return read_doc_at(folder, path, out, NULL, &is_there);
 }
 
 static FALLIBLE enum err take_text(const struct jval *object, const char *key, char *out, size_t max)
@@ -222,13 +233,16 @@ void notes_put_hold(struct store_at folder, const char *name, bool is_dir, struc
 }
 
 /* Writes the notes, or removes them if they say nothing. Before they go, empty ones are made durable: after a power cut there are these
- * or none. */
-static FALLIBLE enum err write_doc(struct store_at folder, const char *name, json_t *doc)
+ * or none. Where nothing locks, ERR_STATE_CONFLICT if they are not those that `was` tells any more (NULL: none), and empty ones stay: no
+ * condition guards a removal. */
+static FALLIBLE enum err write_doc(struct store_at folder, const char *name, json_t *doc, const struct stat *was)
 {
 	CLEANUP(buf_free) struct buf text = BUF_INIT(NOTES_BYTES_MAX);
 
 	TRY(jval_dump(doc, &text));
 	TRY(buf_status(&text));
+	if (!folder.store->ops->lock)
+		return folder.store->ops->swap(folder, name, text.p, text.len, was);
 	TRY(folder.store->ops->put(folder, name, text.p, text.len, true));
 	return json_object_size(doc) > 1 ? OK : store_drop(folder, name);
 }
@@ -237,6 +251,8 @@ static FALLIBLE enum err change_hold(const struct store_job *by, const char *nam
 {
 	CLEANUP(jval_drop) json_t *doc = NULL;
 	struct hold old = hold_at(folder, notes);
+	struct stat was;
+	bool is_there;
 
 	if (old.is_held && old.owner < 0)
 		return ERR(CHECKPOINT_HELD, "'%s': %s: mend or remove that file", name, old.reason);
@@ -245,11 +261,35 @@ static FALLIBLE enum err change_hold(const struct store_job *by, const char *nam
 			   (intmax_t)old.owner);
 	if (!hold && !old.is_held)
 		return OK;
-	TRY(read_doc(folder, notes, &doc));
+	TRY(read_doc_at(folder, notes, &doc, &was, &is_there));
+	const json_t *going = json_object_get(doc, "going");
+	if (hold && json_array_size(going))
+		return ERR(TARGET_BUSY, "'%s' is being removed or replaced, by the job %.64s: ask again behind it", name,
+			   json_string_value(json_array_get(going, 0)) ?: "of another");
 	doc = doc ? doc : json_pack("{s:i}", "version", 1);
 	if (!doc || (hold ? json_object_set(doc, "hold", hold) : json_object_del(doc, "hold")) != 0)
 		return ERR(NO_MEMORY, "no memory for a hold");
-	return write_doc(folder, notes, doc);
+	return write_doc(folder, notes, doc, is_there ? &was : NULL);
+}
+
+/* As change_hold(). Without locks the checkpoint may have gone since it was looked at, and its notes with it: a hold is no hold then. */
+static FALLIBLE enum err set_hold(const struct store_job *by, const char *name, struct store_at folder, const char *notes, json_t *hold)
+{
+	const struct store *store = folder.store;
+	enum err e = ERR_STATE_CONFLICT;
+	enum format format = FORMAT_NONE;
+	struct stat st;
+
+	for (int i = 0; i < SWAP_TRIES && e == ERR_STATE_CONFLICT; i++)
+		e = change_hold(by, name, folder, notes, hold);
+	if (e || store->ops->lock || !hold)
+		return e;
+	e = store_stat(store_top(store), name, &st);
+	e = e ?: checkpoint_recognise(store, name, &format);
+	if ((e && e != ERR_NOT_FOUND) || (!e && format != FORMAT_NONE))
+		return e;
+	TRY(store_drop(folder, notes));
+	return ERR(NOT_FOUND, "'%s' was removed meanwhile", name);
 }
 
 FALLIBLE enum err notes_set_hold(const struct store_job *by, const struct store *store, const char *name, json_t *hold)
@@ -273,10 +313,85 @@ FALLIBLE enum err notes_set_hold(const struct store_job *by, const struct store 
 		TRY(store_enter(parent, last, &dir));
 		if (store->ops->lock) /* files in it are replaced and removed under its own lock */
 			TRY(store->ops->lock(dir, &inside));
-		return change_hold(by, name, dir, notes, hold);
+		return set_hold(by, name, dir, notes, hold);
 	}
-	return notes_path(last, false, notes) ? change_hold(by, name, parent, notes, hold)
+	return notes_path(last, false, notes) ? set_hold(by, name, parent, notes, hold)
 					      : ERR(NAME_INVALID, "'%s' is too long a name for notes", last);
+}
+
+/* ---- without locks ---- */
+
+static FALLIBLE enum err check_hold(const json_t *doc, const char *name)
+{
+	struct hold hold = { .owner = -1 };
+
+	if (doc && parse_hold((json_t *)doc, &hold)) {
+		struct err_info why = *err_last();
+		return ERR(CHECKPOINT_HELD, "'%s' stays: its notes cannot be read (%.500s), which counts as a hold", name, why.text);
+	}
+	return refuse(&hold, name);
+}
+
+static FALLIBLE enum err name_going(json_t *doc, const char *job, bool begins)
+{
+	json_t *going = json_object_get(doc, "going");
+	size_t at = 0;
+
+	while (at < json_array_size(going) && strcmp(json_string_value(json_array_get(going, at)) ?: "", job) != 0)
+		at++;
+	bool is_in = at < json_array_size(going);
+	if (begins == is_in)
+		return OK;
+	if (begins && json_array_size(going) >= GOING_MAX)
+		return ERR(LIMIT_EXCEEDED, "more than %d jobs remove or replace it", GOING_MAX);
+	if (begins && !json_is_array(going) && json_object_set_new(doc, "going", going = json_array()) != 0)
+		return ERR(NO_MEMORY, "no memory for notes");
+	if (begins ? json_array_append_new(going, json_string(job)) : json_array_remove(going, at))
+		return ERR(NO_MEMORY, "no memory for notes");
+	return json_array_size(going) || json_object_del(doc, "going") == 0 ? OK : ERR(NO_MEMORY, "no memory for notes");
+}
+
+static FALLIBLE enum err change_going(struct store_at folder, const char *name, bool is_dir, const char *job, bool begins)
+{
+	enum err e = ERR_STATE_CONFLICT;
+	char page[BESIDE_MAX];
+	struct stat was;
+	bool is_there;
+
+	if (!notes_path(name, is_dir, page))
+		return OK;
+	for (int i = 0; i < SWAP_TRIES && e == ERR_STATE_CONFLICT; i++) {
+		CLEANUP(jval_drop) json_t *doc = NULL;
+		e = read_doc_at(folder, page, &doc, &was, &is_there);
+		if (e && is_there)
+			return ERR(CHECKPOINT_HELD, "'%s' stays: its notes cannot be read, which counts as a hold", name);
+		TRY(e);
+		TRY(begins ? check_hold(doc, name) : OK);
+		if (!is_there && !begins)
+			return OK;
+		doc = doc ? doc : json_pack("{s:i}", "version", 1);
+		NEED(doc, "no memory for notes");
+		TRY(name_going(doc, job, begins));
+		e = write_doc(folder, page, doc, is_there ? &was : NULL);
+	}
+	return e;
+}
+
+FALLIBLE enum err notes_seal(struct store_at folder, const char *name, bool is_dir, const char *job)
+{
+	return change_going(folder, name, is_dir, job, true);
+}
+
+FALLIBLE enum err notes_unseal(struct store_at folder, const char *name, bool is_dir, const char *job)
+{
+	return change_going(folder, name, is_dir, job, false);
+}
+
+FALLIBLE enum err notes_drop(struct store_at folder, const char *name, bool is_dir)
+{
+	char page[BESIDE_MAX];
+
+	return notes_path(name, is_dir, page) ? store_drop(folder, page) : OK;
 }
 
 /* ---- verified ---- */
@@ -292,7 +407,7 @@ static FALLIBLE enum err change_verified(struct store_at dir, const char *page, 
 	if (!doc || !verdict || json_object_set_new(verdict, "identity", json_string(v->identity)) != 0 ||
 	    json_object_set_new(verdict, "made", json_string(v->made)) != 0 || json_object_set(doc, "verified", verdict) != 0)
 		return ERR(NO_MEMORY, "no memory for notes");
-	return write_doc(dir, page, doc);
+	return write_doc(dir, page, doc, NULL);
 }
 
 FALLIBLE enum err notes_set_verified(const struct store *store, const char *name, const struct notes_verdict *v)

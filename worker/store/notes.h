@@ -32,6 +32,14 @@ void notes_put_hold(struct store_at folder, const char *name, bool is_dir, struc
  * hold that is there, is another user's. */
 FALLIBLE enum err notes_set_hold(const struct store_job *by, const struct store *store, const char *name, json_t *hold);
 
+/* A store without lock() keeps holds out of a removal or a replacement by a word in the notes: the jobs that are at it, whose names only
+ * they, or a sweep behind them, take out again. Until then no hold is set; one that was set before is ERR_CHECKPOINT_HELD here. Several may
+ * be at it: whose condition holds takes the checkpoint. */
+FALLIBLE enum err notes_seal(struct store_at folder, const char *name, bool is_dir, const char *job);
+FALLIBLE enum err notes_unseal(struct store_at folder, const char *name, bool is_dir, const char *job);
+/* Removes the notes, after their checkpoint, while the job's name is in them. */
+FALLIBLE enum err notes_drop(struct store_at folder, const char *name, bool is_dir);
+
 /* A verdict on the checkpoint with this identity, which the job `made` has made. */
 struct notes_verdict {
 	const char *identity, *made;

@@ -26,7 +26,8 @@ void posix_beside_keep_receipt(int parent, const char *staging, const char *file
 
 /* posix_sweep.c */
 enum err posix_recover(const struct store *store, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);
-enum err posix_sweep(const struct store *store, const struct commit_keep *keep, const char *name, const char *job, uint64_t *removed_out);
+enum err posix_sweep(const struct store *store, const struct commit_keep *keep, const char *name, const char *job,
+		     struct store_swept *out);
 /* Opens the directory that `name` is in; `last` becomes its last component. */
 FALLIBLE enum err posix_open_parent(const struct store *store, const char *name, char last[256], int *fd_out);
 /* Removes what earlier attempts of this job left beside its target, before another one begins. */

@@ -445,15 +445,16 @@ static FALLIBLE enum err sweep_job(const struct store *store, const char *name, 
 	return e == ERR_NOT_FOUND ? OK : e;
 }
 
-enum err posix_sweep(const struct store *store, const struct commit_keep *keep, const char *name, const char *job, uint64_t *removed_out)
+enum err posix_sweep(const struct store *store, const struct commit_keep *keep, const char *name, const char *job,
+		     struct store_swept *out)
 {
 	struct sweep s = { .store = store, .keep = keep };
 
-	*removed_out = 0;
+	*out = (struct store_swept){ 0 };
 	if (name)
-		return sweep_job(store, name, job, removed_out);
+		return sweep_job(store, name, job, &out->removed);
 	enum err e = sweep_dir(&s);
 	e = e ?: posix_trash_sweep(store, keep, &s.removed);
-	*removed_out = s.removed;
+	out->removed = s.removed;
 	return e;
 }

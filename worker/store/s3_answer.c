@@ -103,8 +103,10 @@ void s3_answer_header(struct s3_answer *a, struct str line)
 		s3_answer_put(a->request_id, sizeof a->request_id, v);
 	else if (IS("x-amz-bucket-region"))
 		s3_answer_put(a->region, sizeof a->region, v);
-	else if (IS("date"))
+	else if (IS("date")) {
 		s3_answer_put(a->date, sizeof a->date, v);
+		a->date_ms = to_time(v);
+	}
 	else if (IS("x-amz-checksum-crc32"))
 		put_whole(a->crc32, sizeof a->crc32, v);
 	else if (IS("x-amz-checksum-type"))

@@ -12,7 +12,7 @@ struct s3_answer {
 	bool has_length, has_range, is_composite;
 	uint64_t length;               /* Content-Length */
 	uint64_t range_begin, range_end, range_total;  /* Content-Range: [begin, end) of total; total 0: not told */
-	int64_t mtime_ms;
+	int64_t mtime_ms, date_ms;     /* 0: not told */
 	uint64_t retry_after_s;
 	char etag[S3_ETAG_MAX];
 	char request_id[S3_WORD_MAX], region[S3_WORD_MAX], date[S3_WORD_MAX], crc32[16], mark[S3_MARK_MAX];

@@ -190,6 +190,8 @@ static enum err judge(struct s3_op *op, enum s3_outcome outcome, enum err e, enu
 		op->is_ambiguous |= outcome != S3_UNSENT && outcome != S3_IMPOSSIBLE;
 		return e;
 	}
+	if (a->date_ms)
+		__atomic_store_n(&op->s3->clock_ms, a->date_ms - clock_mono_ms(), __ATOMIC_RELAXED);
 	if (op->is_slow || !is_success(op))
 		s3_answer_words(a, text && text->len ? (struct str){ (const char *)text->p, text->len } : (struct str){ "", 0 });
 	if (is_success(op) && op->x.is_long)
@@ -203,6 +205,13 @@ static enum err judge(struct s3_op *op, enum s3_outcome outcome, enum err e, enu
 		return OK;
 	op->is_ambiguous |= a->status >= 500 || a->status < 300;
 	return s3_answer_error(a, op->reads, verdict);
+}
+
+int64_t s3_now_ms(const struct s3 *s3)
+{
+	int64_t ahead = __atomic_load_n(&s3->clock_ms, __ATOMIC_RELAXED);
+
+	return ahead ? clock_mono_ms() + ahead : clock_wall_ms();
 }
 
 enum err s3_run(struct s3_op *op)

@@ -175,7 +175,11 @@ typedef enum err (*s3_part_fn)(void *user, const struct s3_part *part);
 FALLIBLE enum err s3_upload_parts_list(struct s3 *s3, const char *key, const char *id, const struct s3_call *call, s3_part_fn fn,
 				       void *user);
 
-/* ---- what a server can do ---- */
+/* ---- the server ---- */
+
+/* The time by the server's clock, from the header Date of its latest answer, to a second; this host's before the first one. Ages of
+ * objects go by it: their times are the server's, and this host's clock may be any. */
+int64_t s3_now_ms(const struct s3 *s3);
 
 /* Finds out, with an object `key` that it writes and deletes, whether the server heeds If-None-Match and If-Match. Without, a commit
  * could overwrite another: ERR_UNSUPPORTED, with the reason. Answers of rights and the like are errors of their own. */

@@ -17,6 +17,7 @@ struct s3 {
 	uint32_t tries;
 	int budget;                    /* repeats that all calls still have: s3_call.c, atomic */
 	uint64_t repeats;              /* atomic */
+	int64_t clock_ms;              /* the server's wall clock less this host's monotonic one; 0: not told yet. Atomic */
 };
 
 /* A request to be signed and sent. Parameters and headers may point to memory that lives as long as the op. */

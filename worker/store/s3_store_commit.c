@@ -7,6 +7,7 @@
 #include "os/fs.h"
 #include "store/contents.h"
 #include "store/identity.h"
+#include "store/notes.h"
 #include "store/s3_store_impl.h"
 
 enum { DELETES = S3_LIST_PAGE };
@@ -116,14 +117,14 @@ static FALLIBLE enum err mark_at(const struct staging *s, struct s3_mark *out)
 enum err s3_stage(struct staging *s, bool keep)
 {
 	struct s3 *client = s3_own(s->store)->client;
-	uint64_t removed;
+	struct store_swept swept;
 	struct s3_mark m;
 
 	if (str_starts(str_of(s->name), HOSTS_PREFIX) || keep)
 		return ERR(UNSUPPORTED, "several hosts do not save one checkpoint to an object storage: save each part by itself, or to a "
 			   "shared file system");
 	TRY(mark_at(s, &m));
-	TRY(s3_sweep(s->store, NULL, m.target, s->by.id, &removed)); /* what earlier attempts of the job left */
+	TRY(s3_sweep(s->store, NULL, m.target, s->by.id, &swept)); /* what earlier attempts of the job left */
 	TRY(put_mark(client, &m, S3_ALWAYS));
 	s->made = true;
 	s->number = m.attempt << S3_FILES_SHIFT;
@@ -229,7 +230,9 @@ enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition condition,
 
 	NEED(text, "no memory for a claim");
 	s3_attempt_mark(S3_MARK_CLAIM, m->attempt, mark);
-	if (strlen(text) > S3_CLAIM_MAX) { /* the files are found by the attempt's mark, too */
+	if (m->is_file) { /* no checkpoint of one file is empty */
+		text[0] = '\0';
+	} else if (strlen(text) > S3_CLAIM_MAX) { /* the files are found by the attempt's mark, too */
 		mem_free(text);
 		text = mem_strdup("{\"dcpd_claim\":1}");
 		NEED(text, "no memory for a claim");
@@ -270,13 +273,23 @@ static FALLIBLE enum err check_replaced(const struct staging *s, const struct s3
 	return OK;
 }
 
-/* Is the attempt still ours to publish? Who sweeps it changes its mark first. */
-static FALLIBLE enum err check_mark(struct s3 *s3, const struct s3_mark *m)
+/* Is the attempt still ours to publish? Who sweeps it changes its mark first. replaced: what goes by its commit, so that a sweep knows it,
+ * too; NULL: nothing does. */
+static FALLIBLE enum err check_mark(struct s3 *s3, const struct s3_mark *m, const struct s3_folder *replaced)
 {
 	struct s3_mark now;
+	char etag[S3_ETAG_MAX];
 
 	enum err e = s3_mark_of_staging(s3, m->staging, &now);
-	return e == ERR_NOT_FOUND ? ERR(STATE_CONFLICT, "the attempt was given up, and what it wrote is removed") : e;
+	if (!e && replaced) {
+		now.removed[0] = replaced->attempt;
+		now.removed[1] = replaced->given;
+		memcpy(etag, now.etag, sizeof etag);
+		e = put_mark(s3, &now, (struct s3_condition){ S3_IF_ETAG, etag });
+	}
+	if (e == ERR_NOT_FOUND || e == ERR_CHECKPOINT_EXISTS)
+		return ERR(STATE_CONFLICT, "the attempt was given up, and what it wrote is removed");
+	return e;
 }
 
 /* The first try of a commit may have been carried out and its answer lost; then others may have removed that checkpoint, files and all,
@@ -312,20 +325,41 @@ static FALLIBLE enum err check_free(const struct s3_folder *there)
 	return ERR(CHECKPOINT_EXISTS, "'%s' is a checkpoint by now, or is being made one", there->path);
 }
 
-static FALLIBLE enum err publish_one(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, const char *replaces)
+FALLIBLE enum err s3_unseal(const struct store *s, const struct s3_mark *m)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
+	CLEANUP(s3_entry_free) struct s3_entry file = { 0 };
+
+	NEED(f, "no memory for a folder");
+	TRY(notes_unseal(store_top(s), m->target, !m->is_file, m->job));
+	enum err e = m->is_file ? s3_look_file(s3_own(s)->client, m->target, &file) :
+				  s3_folder_look(s3_own(s)->client, m->target, false, f);
+	bool alone = m->is_file ? e == ERR_NOT_FOUND : !e && f->v.n == 1 && notes_is(f->v.v[0].name);
+	if (e == ERR_NOT_FOUND)
+		err_clear();
+	else
+		TRY(e);
+	return alone ? notes_drop(store_top(s), m->target, !m->is_file) : OK;
+}
+
+/* sealed_out: holds are kept out of the replacement. */
+static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, const char *replaces,
+				    bool *sealed_out)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *before = mem_zalloc(1, sizeof *before);
 	struct s3 *client = s3_own(s->store)->client;
 	char etag[S3_ETAG_MAX] = "";
 
 	NEED(before, "no memory for a folder");
-	if (replaces)
+	if (replaces) {
 		TRY(check_replaced(s, m, replaces, before, etag));
-	else if (!m->is_file) {
+		TRY(notes_seal(store_top(s->store), m->target, !m->is_file, m->job));
+		*sealed_out = true;
+	} else if (!m->is_file) {
 		TRY(s3_folder_look(client, m->target, false, before));
 		TRY(check_free(before));
 	}
-	TRY(check_mark(client, m));
+	TRY(check_mark(client, m, replaces && !m->is_file ? before : NULL));
 	fs_fault("commit.rename");
 	const struct s3_condition condition = { replaces ? S3_IF_ETAG : S3_IF_NONE, etag };
 	enum err e = s3_part_complete(commit, condition);
@@ -337,9 +371,26 @@ static FALLIBLE enum err publish_one(struct staging *s, const struct s3_mark *m,
 		TRY(check_own(s, m, commit));
 	}
 	s->done = true;
-	if (replaces && !m->is_file && s3_clear_folder(client, before))
+	e = !replaces || m->is_file ? OK : s3_clear_folder(client, before);
+	e = e ?: replaces ? notes_drop(store_top(s->store), m->target, !m->is_file) : OK;
+	if (e)
 		err_clear(); /* keys that nobody sees */
 	return OK;
+}
+
+/* Holds are kept out of a replacement. Of one in doubt they are until a sweep knows. */
+static FALLIBLE enum err publish_one(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, const char *replaces)
+{
+	bool sealed = false;
+
+	enum err e = commit_one(s, m, commit, replaces, &sealed);
+	if (e && sealed && s->made) {
+		struct err_info info = *err_last();
+		if (s3_unseal(s->store, m))
+			err_clear();
+		err_restore(&info);
+	}
+	return e;
 }
 
 /* ---- files whose names are given: all appear in the commit ---- */
@@ -435,7 +486,7 @@ static FALLIBLE enum err publish_given(struct staging *s, const struct s3_mark *
 	TRY(s3_folder_look(own->client, m->target, true, there));
 	TRY(check_free(there));
 	TRY(list_files(own, m, commit, there, &files));
-	TRY(check_mark(own->client, m));
+	TRY(check_mark(own->client, m, NULL));
 	bool lies = true;
 	enum err e = s3_claim(own->client, commit->key, (struct s3_condition){ S3_IF_NONE, NULL }, m, files, etag, &lies);
 	if (e)
@@ -501,53 +552,54 @@ void s3_discard(struct staging *s)
 		err_clear(); /* the sweep finds the mark */
 }
 
-/* Removes a checkpoint that is one object. Known gap: not every server has a conditional DELETE, so an object that is put between the
- * second look and the DELETE goes, too. */
-static FALLIBLE enum err remove_file(const struct store *s, const char *name, const struct store_removal *how)
+/* The object whose appearance made the checkpoint is replaced by a claim under the condition that it is `commit`: nothing else would keep
+ * a new checkpoint out before the DELETE, which not every server makes conditional. *lies_out: as of s3_claim(). */
+static FALLIBLE enum err take_away(const struct store *s, const struct s3_mark *m, const struct s3_folder *f,
+				   const struct s3_entry *commit, const struct store_removal *how, bool *lies_out)
 {
-	CLEANUP(s3_entry_free) struct s3_entry file = { 0 }, now = { 0 };
 	struct s3 *client = s3_own(s)->client;
+	char etag[S3_ETAG_MAX];
 
-	TRY(s3_look_file(client, name, &file));
 	TRY(how->check ? how->check(how->user) : OK);
-	TRY(s3_look_file(client, name, &now));
-	if (strcmp(file.etag, now.etag) != 0)
-		return ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", name);
-	return s3_delete(client, name, NULL);
+	fs_fault("remove.rename");
+	enum err e = commit->key ? s3_claim(client, commit->key, (struct s3_condition){ S3_IF_ETAG, commit->etag }, m, NULL, etag, lies_out)
+				 : OK;
+	fs_fault("remove.renamed");
+	if (e == ERR_CHECKPOINT_EXISTS)
+		return ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", m->target);
+	e = e ?: m->is_file ? OK : s3_clear_folder(client, f);
+	e = e ?: notes_drop(store_top(s), m->target, !m->is_file);
+	return e || !commit->key ? e : s3_delete(client, commit->key, NULL);
 }
 
 enum err s3_remove(const struct store_job *by, const struct store *s, const char *name, const struct store_removal *how)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
+	CLEANUP(s3_entry_free) struct s3_entry file = { 0 };
 	struct s3 *client = s3_own(s)->client;
-	char staging[STAGING_BESIDE_MAX], own[160], etag[S3_ETAG_MAX];
+	char staging[STAGING_BESIDE_MAX], own[160];
 	struct s3_mark m;
 
 	NEED(f, "no memory for a folder");
 	TRY(s3_folder_look(client, name, false, f));
-	if (!f->is_there)
-		return remove_file(s, name, how);
+	TRY(f->is_there ? OK : s3_look_file(client, name, &file));
 	snprintf(own, sizeof own, ".dcpd-%.64s-%ju", by->id, (uintmax_t)by->attempt);
 	TRY(staging_beside(name, own, staging));
 	TRY(mark_new(s, by->id, staging, name, &m));
 	m.removes = true;
+	m.is_file = !f->is_there;
 	m.removed[0] = f->attempt;
 	m.removed[1] = f->given;
 	TRY(put_mark(client, &m, S3_ALWAYS));
-	enum err e = how->check ? how->check(how->user) : OK;
-	bool lies = false;
-	fs_fault("remove.rename");
-	if (!e && f->commit.key)
-		e = s3_claim(client, f->commit.key, (struct s3_condition){ S3_IF_ETAG, f->commit.etag }, &m, NULL, etag, &lies);
-	fs_fault("remove.renamed");
-	if (e == ERR_CHECKPOINT_EXISTS)
-		e = ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", name);
-	e = e ?: s3_clear_folder(client, f);
-	if (!e && f->commit.key)
-		e = s3_delete(client, f->commit.key, NULL);
+	bool lies = false, is_sealed;
+	enum err e = notes_seal(store_top(s), name, !m.is_file, m.job);
+	is_sealed = !e;
+	e = e ?: take_away(s, &m, f, m.is_file ? &file : &f->commit, how, &lies);
 	if (e && lies)
 		return e; /* who finds the mark goes on */
 	struct err_info info = *err_last();
+	if (e && is_sealed && s3_unseal(s, &m))
+		err_clear();
 	if (s3_delete(client, m.key, NULL))
 		err_clear();
 	if (e)

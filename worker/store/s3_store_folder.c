@@ -297,6 +297,12 @@ static FALLIBLE enum err find_commit(struct s3 *s3, struct s3_folder *f, int ran
 	return OK;
 }
 
+/* A claim in the place of a checkpoint of one file is empty. */
+static bool may_be_claim(const struct s3_entry *e)
+{
+	return e->bytes == 0 && !s3_is_folder_entry(e) && format_is_file(format_of_file(e->name));
+}
+
 /* Files of other attempts are not seen, and those of the checkpoint's own have the names that every store gives them. */
 static FALLIBLE enum err show(struct s3_folder *f)
 {
@@ -308,7 +314,7 @@ static FALLIBLE enum err show(struct s3_folder *f)
 		uint64_t attempt = s3_is_folder_entry(e) ? 0 : s3_attempt_of(e->name, &rest);
 		bool is_ours = is_internal(e->name) || (f->path[0] == '\0' && strcmp(e->name, ".dcpd") == 0);
 		bool is_seen = attempt == f->attempt || (attempt == f->given && rest == e->name);
-		bool seen = attempt ? is_seen : !is_ours;
+		bool seen = attempt ? is_seen : !is_ours && !may_be_claim(e);
 		if (!seen) {
 			s3_entry_free(e);
 			continue;
@@ -408,10 +414,13 @@ static enum err take_single(void *user, struct str key, const struct s3_object *
 enum err s3_look_file(struct s3 *s3, const char *key, struct s3_entry *out)
 {
 	struct single s = { key, out };
+	struct s3_object o = { .mark = "" };
 
 	*out = (struct s3_entry){ 0 };
 	enum err e = s3_list(s3, key, 0, NULL, 1, NULL, take_single, &s);
-	if (!e && !out->key)
+	if (!e && out->key && may_be_claim(out))
+		e = s3_head(s3, key, NULL, &o);
+	if (!e && (!out->key || str_starts(str_of(o.mark), S3_MARK_CLAIM)))
 		e = s3_missing(key);
 	if (e)
 		s3_entry_free(out);

@@ -159,13 +159,16 @@ struct s3_mark {
 	bool is_file, removes, is_dead;
 	int64_t mtime_ms;
 	uint64_t attempt;
-	uint64_t removed[2];           /* of a removal: attempts whose files go, which nobody sees once the claim is there; 0: none */
+	/* Attempts whose files go, which nobody sees once the claim, or what replaces them, is there; 0: none. */
+	uint64_t removed[2];
 };
 FALLIBLE enum err s3_mark_read(struct s3 *s3, const char *key, struct s3_mark *out);
 FALLIBLE enum err s3_mark_of_staging(struct s3 *s3, const char *path, struct s3_mark *out);
 void s3_receipt_key(const struct s3_mark *m, char out[S3_PATH_MAX]);
 /* From now on the attempt cannot be published. */
 FALLIBLE enum err s3_mark_dead(struct s3 *s3, struct s3_mark *m);
+/* Takes the attempt's job out of the target's notes, which kept holds out (notes_seal), and notes without a checkpoint away. */
+FALLIBLE enum err s3_unseal(const struct store *s, const struct s3_mark *m);
 enum err s3_stage(struct staging *s, bool keep);
 enum err s3_publish(struct staging *s, const char *replaces);
 void s3_discard(struct staging *s);
@@ -179,6 +182,6 @@ FALLIBLE enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition c
 
 /* ---- s3_store_recover.c ---- */
 enum err s3_recover(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);
-enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, uint64_t *removed_out);
+enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, struct store_swept *out);
 /* Removes the keys of an attempt that nobody sees, and its mark. */
 FALLIBLE enum err s3_drop_attempt(struct s3 *s3, const struct s3_mark *m);

@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "store/contents.h"
 #include "store/copied.h"
+#include "store/notes.h"
 #include "store/s3_store_impl.h"
 
 enum { DEAD_MS = 15 * 60000, OTHERS_MS = 24 * 3600000, UPLOAD_MS = 7 * 24 * 3600000, MARKS_MAX = 10000 };
@@ -48,16 +48,27 @@ static FALLIBLE enum err marks_list(struct s3 *s3, const char *job, struct marks
 
 /* ---- removing ---- */
 
+/* Is the attempt's data what readers of the target see? */
+static FALLIBLE enum err is_seen(struct s3 *s3, const char *target, uint64_t attempt, bool *out)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
+
+	NEED(f, "no memory for a folder");
+	TRY(s3_folder_look(s3, target, false, f));
+	*out = f->commit.key && (f->attempt == attempt || f->given == attempt);
+	return OK;
+}
+
 /* Keys of an attempt in the target's folder, unless they are the checkpoint's that is there. */
 static FALLIBLE enum err drop_data(struct s3 *s3, const char *target, uint64_t attempt)
 {
-	CLEANUP(s3_folder_free_ptr) struct s3_folder *seen = mem_zalloc(1, sizeof *seen), *all = mem_zalloc(1, sizeof *all);
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *all = mem_zalloc(1, sizeof *all);
 	const char *rest;
+	bool seen = true;
 
-	if (!seen || !all)
-		return ERR(NO_MEMORY, "no memory for a folder");
-	TRY(s3_folder_look(s3, target, false, seen));
-	if (!attempt || (seen->commit.key && (seen->attempt == attempt || seen->given == attempt)))
+	NEED(all, "no memory for a folder");
+	TRY(attempt ? is_seen(s3, target, attempt, &seen) : OK);
+	if (seen)
 		return OK;
 	TRY(s3_folder_look(s3, target, true, all));
 	each(e, all->v.v, all->v.n)
@@ -83,6 +94,55 @@ static enum err abort_own(void *user, struct str key, const char *id, int64_t be
 	return s3_upload_abort(a->s3, whole, id, NULL);
 }
 
+/* Files that a commit with given names had put there, and in folders below, when it broke off: each has the attempt's mark. What is deeper
+ * or longer than copies are is nobody's of dcpd. */
+static FALLIBLE enum err take_back_files(struct s3 *s3, uint64_t attempt, const char *path, unsigned depth, bool *any_out)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
+	char mark[65], below[S3_PATH_MAX];
+	struct s3_object o;
+	bool any;
+
+	*any_out = false;
+	NEED(f, "no memory for a folder");
+	TRY(s3_folder_look(s3, path, true, f)); /* all: copies keep names, with the number of the attempt that saved the data */
+	s3_attempt_mark(S3_MARK_COMMIT, attempt, mark);
+	each(e, f->v.v, f->v.n) {
+		size_t n = strlen(e->key);
+		if (n > S3_KEY_MAX || (s3_is_folder_entry(e) && depth == CONTENTS_DEPTH_MAX))
+			continue;
+		if (s3_is_folder_entry(e)) {
+			snprintf(below, sizeof below, "%.*s", (int)n - 1, e->key);
+			TRY(take_back_files(s3, attempt, below, depth + 1, &any));
+			TRY(any ? s3_delete(s3, e->key, NULL) : OK); /* some servers keep and list folders that are empty */
+			*any_out |= any;
+			continue;
+		}
+		enum err bad = s3_head(s3, e->key, NULL, &o);
+		if (bad && bad != ERR_NOT_FOUND)
+			return bad;
+		if (bad || strcmp(o.mark, mark) != 0)
+			continue;
+		TRY(s3_delete(s3, e->key, NULL));
+		*any_out = true;
+	}
+	return OK;
+}
+
+/* Removes the checkpoint that a commit replaced, where its process ended before that: data by the number of the attempt, files of given
+ * names by their marks. */
+static FALLIBLE enum err drop_replaced(struct s3 *s3, const struct s3_mark *m)
+{
+	bool seen, any;
+
+	for (size_t i = 0; i < 2; i++) {
+		TRY(drop_data(s3, m->target, m->removed[i]));
+		TRY(m->removed[i] ? is_seen(s3, m->target, m->removed[i], &seen) : OK);
+		TRY(m->removed[i] && !seen ? take_back_files(s3, m->removed[i], m->target, 0, &any) : OK);
+	}
+	return OK;
+}
+
 enum err s3_drop_attempt(struct s3 *s3, const struct s3_mark *m)
 {
 	struct aborting a = { s3, m };
@@ -92,6 +152,7 @@ enum err s3_drop_attempt(struct s3 *s3, const struct s3_mark *m)
 	snprintf(prefix, sizeof prefix, "%s/", m->target);
 	if (!m->is_file && !m->removes) {
 		TRY(drop_data(s3, m->target, m->attempt));
+		TRY(drop_replaced(s3, m));
 		TRY(s3_uploads_list(s3, prefix, NULL, abort_own, &a));
 	}
 	TRY(m->is_file ? s3_delete(s3, receipt, NULL) : OK);
@@ -111,54 +172,21 @@ static FALLIBLE enum err look(struct s3 *s3, const char *path, struct s3_folder 
 	return e;
 }
 
-/* Files that a commit with given names had put there, and in folders below, when it broke off: each has the attempt's mark. What is deeper
- * or longer than copies are is nobody's of dcpd. */
-static FALLIBLE enum err take_back_files(struct s3 *s3, const struct s3_mark *m, const char *path, unsigned depth,
-					  bool *any_out)
-{
-	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
-	char mark[65], below[S3_PATH_MAX];
-	struct s3_object o;
-	bool any;
-
-	*any_out = false;
-	NEED(f, "no memory for a folder");
-	TRY(s3_folder_look(s3, path, true, f)); /* all: copies keep names, with the number of the attempt that saved the data */
-	s3_attempt_mark(S3_MARK_COMMIT, m->attempt, mark);
-	each(e, f->v.v, f->v.n) {
-		size_t n = strlen(e->key);
-		if (n > S3_KEY_MAX || (s3_is_folder_entry(e) && depth == CONTENTS_DEPTH_MAX))
-			continue;
-		if (s3_is_folder_entry(e)) {
-			snprintf(below, sizeof below, "%.*s", (int)n - 1, e->key);
-			TRY(take_back_files(s3, m, below, depth + 1, &any));
-			TRY(any ? s3_delete(s3, e->key, NULL) : OK); /* some servers keep and list folders that are empty */
-			*any_out |= any;
-			continue;
-		}
-		enum err bad = s3_head(s3, e->key, NULL, &o);
-		if (bad && bad != ERR_NOT_FOUND)
-			return bad;
-		if (bad || strcmp(o.mark, mark) != 0)
-			continue;
-		TRY(s3_delete(s3, e->key, NULL));
-		*any_out = true;
-	}
-	return OK;
-}
-
 /* The claim in the target, if it is this attempt's: the removal goes on, the commit is taken back. */
-static FALLIBLE enum err end_claim(struct s3 *s3, const struct s3_mark *m, bool *ours)
+static FALLIBLE enum err end_claim(const struct store *s, const struct s3_mark *m, bool *ours)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = NULL;
+	struct s3 *s3 = s3_own(s)->client;
 	struct s3_object o;
 	char mark[65];
 	bool any;
 
 	*ours = false;
-	if (m->is_file)
+	if (m->is_file && !m->removes)
 		return OK;
 	TRY(look(s3, m->target, &f));
+	if (m->is_file)
+		memcpy(f->claim_key, m->target, sizeof f->claim_key);
 	if (!f->claim_key[0])
 		return OK;
 	enum err e = s3_head(s3, f->claim_key, NULL, &o);
@@ -170,7 +198,11 @@ static FALLIBLE enum err end_claim(struct s3 *s3, const struct s3_mark *m, bool 
 	*ours = true;
 	if (!m->removes) /* from now on its commit fails */
 		TRY(s3_claim(s3, f->claim_key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag, NULL));
-	TRY(m->removes ? s3_clear_folder(s3, f) : take_back_files(s3, m, m->target, 0, &any));
+	if (m->is_file) {
+		TRY(notes_drop(store_top(s), m->target, false));
+		return s3_delete(s3, m->target, NULL);
+	}
+	TRY(m->removes ? s3_clear_folder(s3, f) : take_back_files(s3, m->attempt, m->target, 0, &any));
 	for (int i = 0; i < 2 && m->removes; i++)
 		TRY(drop_data(s3, m->target, m->removed[i]));
 	return s3_delete(s3, f->claim_key, NULL);
@@ -233,7 +265,7 @@ enum err s3_recover(const struct store *s, const char *name, const char *job, bo
 	each(k, all.keys.v, all.keys.n) {
 		struct s3_mark m;
 		enum err e = s3_mark_read(s3, *k, &m);
-		e = e ?: end_claim(s3, &m, &ours);
+		e = e ?: end_claim(s, &m, &ours);
 		if (!e && m.is_file && !*done_out)
 			e = file_of(s3, &m, done_out, out);
 		if (e && e != ERR_NOT_FOUND)
@@ -246,8 +278,8 @@ enum err s3_recover(const struct store *s, const char *name, const char *job, bo
 	if (!removes && !*done_out && !*out)
 		TRY(manifest_of(s, name, MANIFEST_NAME, job, out));
 	*done_out = *done_out || (!removes && *out);
-	uint64_t gone;
-	return s3_sweep(s, NULL, name, job, &gone);
+	struct store_swept swept;
+	return s3_sweep(s, NULL, name, job, &swept);
 }
 
 /* ---- sweep ---- */
@@ -261,18 +293,18 @@ static struct str job_of(const char *key)
 }
 
 /* Is another daemon's attempt given up? Nothing of it has changed between two sweeps, and it is old. */
-static bool is_abandoned(const struct commit_keep *k, const struct s3_mark *m)
+static bool is_abandoned(const struct commit_keep *k, const struct s3_mark *m, int64_t now_ms)
 {
 	const char *before = json_string_value(json_object_get(k->watched, m->key));
 
-	if (before && strcmp(before, m->etag) == 0 && clock_wall_ms() - m->mtime_ms > OTHERS_MS)
+	if (before && strcmp(before, m->etag) == 0 && now_ms - m->mtime_ms > OTHERS_MS)
 		return true;
 	if (k->others)
 		(void)json_object_set_new(k->others, m->key, json_string(m->etag));
 	return false;
 }
 
-static bool is_kept(const struct commit_keep *k, const char *key, const struct s3_mark *m)
+static bool is_kept(const struct commit_keep *k, const char *key, const struct s3_mark *m, int64_t now_ms)
 {
 	struct str job = job_of(key);
 
@@ -283,45 +315,56 @@ static bool is_kept(const struct commit_keep *k, const char *key, const struct s
 	for (size_t i = 0; i < json_array_size(k->jobs); i++)
 		if (str_is(job, json_string_value(json_array_get(k->jobs, i))))
 			return true;
-	return k->mark && !str_ends(job, k->mark) && !is_abandoned(k, m);
+	return k->mark && !str_ends(job, k->mark) && !is_abandoned(k, m, now_ms);
 }
 
-/* A dead one goes when no request of it can be on its way any more; until then it is told as another's, so that a sweep comes. */
-static FALLIBLE enum err sweep_dead(struct s3 *s3, struct s3_mark *m, const struct commit_keep *k, uint64_t *removed_out)
+/* A dead one goes when no request of it can be on its way any more. Until then it is told as later, or as another's, so that a sweep
+ * comes. */
+static FALLIBLE enum err sweep_dead(struct s3 *s3, struct s3_mark *m, const struct commit_keep *k, struct store_swept *out)
 {
-	if (clock_wall_ms() - m->mtime_ms < DEAD_MS) {
+	int64_t age = s3_now_ms(s3) - m->mtime_ms, left = age < 0 ? DEAD_MS : DEAD_MS - age;
+
+	if (left > 0) {
+		out->later_ms = left > out->later_ms ? left : out->later_ms;
 		if (k && k->others)
 			(void)json_object_set_new(k->others, m->key, json_string(m->etag));
 		return OK;
 	}
 	TRY(s3_drop_attempt(s3, m));
-	++*removed_out;
+	out->removed++;
 	return OK;
 }
 
-static FALLIBLE enum err sweep_mark(const struct store *s, const char *key, const struct commit_keep *k, uint64_t *removed_out)
+static FALLIBLE enum err sweep_mark(const struct store *s, const char *key, const struct commit_keep *k, struct store_swept *out)
 {
 	struct s3 *s3 = s3_own(s)->client;
 	struct s3_mark m;
-	bool ours;
+	bool ours, ends;
 
 	enum err e = s3_mark_read(s3, key, &m);
 	if (e)
 		return e == ERR_NOT_FOUND ? OK : e;
 	if (m.is_dead)
-		return sweep_dead(s3, &m, k, removed_out);
-	if (is_kept(k, key, &m))
+		return sweep_dead(s3, &m, k, out);
+	if (is_kept(k, key, &m, s3_now_ms(s3)))
 		return OK;
-	TRY(end_claim(s3, &m, &ours));
-	++*removed_out;
-	if (m.removes || m.is_file)
+	TRY(end_claim(s, &m, &ours));
+	TRY(s3_unseal(s, &m));
+	out->removed++;
+	ends = m.removes || m.is_file;
+	TRY(ends ? OK : is_seen(s3, m.target, m.attempt, &ends)); /* its commit was its last request that makes anything */
+	if (ends)
 		return s3_drop_attempt(s3, &m);
-	return s3_mark_dead(s3, &m);
+	TRY(s3_mark_dead(s3, &m));
+	e = s3_mark_read(s3, key, &m);
+	if (e)
+		return e == ERR_NOT_FOUND ? OK : e;
+	return m.is_dead ? sweep_dead(s3, &m, k, out) : OK;
 }
 
 struct olds {
 	struct s3 *s3;
-	uint64_t *removed;
+	struct store_swept *out;
 };
 
 /* An upload whose mark is gone, or that never had one: a process died between. It costs money, and nobody sees it. */
@@ -330,11 +373,11 @@ static enum err abort_old(void *user, struct str key, const char *id, int64_t be
 	const struct olds *o = user;
 	char whole[S3_PATH_MAX];
 
-	if (begun_ms <= 0 || clock_wall_ms() - begun_ms < UPLOAD_MS || key.n >= sizeof whole)
+	if (begun_ms <= 0 || s3_now_ms(o->s3) - begun_ms < UPLOAD_MS || key.n >= sizeof whole)
 		return OK;
 	snprintf(whole, sizeof whole, "%.*s", (int)key.n, key.p);
 	TRY(s3_upload_abort(o->s3, whole, id, NULL));
-	++*o->removed;
+	o->out->removed++;
 	return OK;
 }
 
@@ -349,17 +392,17 @@ static FALLIBLE enum err unless_of_mark(enum err e, struct err_info *first)
 	return OK;
 }
 
-enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, uint64_t *removed_out)
+enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, struct store_swept *out)
 {
 	CLEANUP(marks_free) struct marks all = { 0 };
 	struct err_info first = { .code = OK };
 
 	(void)name;
-	*removed_out = 0;
+	*out = (struct store_swept){ 0 };
 	TRY(marks_list(s3_own(s)->client, job, &all));
 	each(k, all.keys.v, all.keys.n)
-		TRY(unless_of_mark(sweep_mark(s, *k, job ? NULL : keep, removed_out), &first));
-	struct olds olds = { s3_own(s)->client, removed_out };
+		TRY(unless_of_mark(sweep_mark(s, *k, job ? NULL : keep, out), &first));
+	struct olds olds = { s3_own(s)->client, out };
 	TRY(job ? OK : s3_uploads_list(olds.s3, "", NULL, abort_old, &olds));
 	if (first.code)
 		err_restore(&first);

@@ -82,6 +82,12 @@ struct store_place {
 	const json_t *options;         /* what the configuration says about this storage: texts by their names; may be NULL */
 };
 
+/* The outcome of a sweep. */
+struct store_swept {
+	uint64_t removed;
+	int64_t later_ms;              /* something of the job stays until it is older by so much: another sweep then. 0: nothing does */
+};
+
 struct store_facts {
 	uint64_t free_bytes, total_bytes;      /* 0, both: it has no end that can be told */
 	const char *kind;              /* "ext4", "nfs", …, "other" */
@@ -144,7 +150,8 @@ struct store_ops {
 	/* After a crash: has the job published (or removed) `name`? Takes back what it did by halves, removes what it left. */
 	enum err (*recover)(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);
 	/* Removes stagings that nobody continues. name, job: of that job alone, beside that name. NULL: of all that keep lets go. */
-	enum err (*sweep)(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, uint64_t *removed_out);
+	enum err (*sweep)(const struct store *s, const struct commit_keep *keep, const char *name, const char *job,
+			  struct store_swept *out);
 
 	/* ---- trash: removed checkpoints that may come back (store/kept_trash.h) ---- NULL, all of them: the store has none ---- */
 	/* about: what was told when it came here; NULL: it cannot be read. */
