@@ -108,13 +108,14 @@ static const struct command commands[] = {
 	  1, 1, look_hold },
 	{ "policy",
 	  "policy NAME [--storage S --match RUN --keep-last N ...] [--preview] | --rm",
-	  "storage= match= keep-last= keep-every-steps= keep-every= keep-best= ttl= bytes= trash= verified-only confirm preview rm",
+	  "storage= match= keep-last= keep-every-steps= keep-every= keep-best= ttl= bytes= trash= verified-only paused confirm preview rm",
 	  "how long checkpoints of the runs that match are kept; with --preview what would go; without options the policy",
 	  "How long checkpoints are kept: of the storage --storage the runs that --match names (* matches any characters). In each run "
 	  "--keep-last N, --keep-every-steps N, --keep-every TIME and --keep-best METRIC:min|max:COUNT keep checkpoints; the others go "
 	  "at once, or, with --ttl TIME, when they are older, and, with --bytes N, the oldest first while all have more. With "
-	  "--verified-only only verified ones count, with --trash TIME those that go can be had back. --preview shows what would go, and "
-	  "why each other one stays. --confirm says that a pattern for no run or for every run is meant. Without options: the policy, "
+	  "--verified-only only verified ones count, with --trash TIME those that go can be had back. A policy that is --paused removes "
+	  "nothing. --preview shows what would go, and why each other one stays. "
+	  "--confirm says that a pattern for no run or for every run is meant. Without options: the policy, "
 	  "and what came of it.",
 	  1, 1, keep_policy },
 	{ "policies",
@@ -290,6 +291,7 @@ static const struct command_option options[] = {
 	{ NULL, "ttl", "TIME", "the others go when they are older" },
 	{ NULL, "bytes", "N", "the oldest of the others go while all have more bytes" },
 	{ NULL, "verified-only", NULL, "only verified checkpoints count" },
+	{ NULL, "paused", NULL, "the policy removes nothing until it is put without this" },
 	{ NULL, "confirm", NULL, "a pattern for no run, or for every run, is meant" },
 	{ NULL, "preview", NULL, "what would go, and why each other one stays; nothing is changed" },
 	{ NULL, "rm", NULL, "remove it" },

@@ -124,6 +124,7 @@ static FALLIBLE enum err policy_of(const struct args *a, json_t *doc)
 	TRY(put_number(keep, "bytes", "bytes", args_value(a, "bytes")));
 	TRY(put_word(doc, "trash", "trash", args_value(a, "trash")));
 	if ((args_flag(a, "verified-only") && json_object_set_new(doc, "verified_only", json_true()) != 0) ||
+	    (args_flag(a, "paused") && json_object_set_new(doc, "paused", json_true()) != 0) ||
 	    (args_flag(a, "confirm") && json_object_set_new(doc, "confirm", json_true()) != 0))
 		return ERR(NO_MEMORY, "cannot ask");
 	if (json_object_size(keep) == 0)

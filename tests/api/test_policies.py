@@ -83,6 +83,22 @@ def test_the_cycle_of_a_policy(h):
     assert h.steps(run) == [500, 600, 700]
 
 
+def test_a_paused_policy_removes_nothing_until_it_goes_on(h):
+    run = h.run_of(3)
+    kept = h.put("rest", run, {"last": 1}, paused=True).ok(200)
+    assert kept["paused"] is True
+    lib.wait_for(lambda: h.api.get("/v1/policies/rest").ok(200)["status"]["evaluated_at"], 10, "looked at")
+    h.save(f"{run}/step-400")
+    lib.wait_for(lambda: h.api.get("/v1/policies/rest").ok(200)["status"]["checkpoints"] == 4, 10, "looked at again")
+    assert h.steps(run) == [100, 200, 300, 400]
+    shown = h.preview("rest").ok(200)
+    assert shown["remove"] == [] and shown["keep"][0] == {"name": f"{run}/step-100", "bytes": shown["keep"][0]["bytes"], "why": ["paused"]}
+    assert len(h.preview("rest", {"storage": "main", "match": run, "keep": {"last": 1}}).ok(200)["remove"]) == 3, "what it would do"
+    h.put("rest", run, {"last": 1}).ok(200)
+    h.settles(run, [400])
+    h.drop("rest")
+
+
 def test_said_twice(h):
     run = h.run_of(2)
     error = h.put("all", "*", {"last": 1}).problem("validation_failed", status=422)
@@ -249,10 +265,11 @@ def test_the_command(h):
     assert shown.returncode == 0 and "step-100" in shown.stdout and "newest_durable, last" in shown.stdout
     assert ctl("policy", "night").returncode == 6
     made = ctl("policy", "night", "--storage", "main", "--match", run, "--keep-last", "2", "--keep-best", "loss:max:3", "--keep-every",
-               "24h", "--keep-every-steps", "1000", "--ttl", "720h", "--bytes", "1000000000", "--verified-only", "--trash", "72h", "--json")
+               "24h", "--keep-every-steps", "1000", "--ttl", "720h", "--bytes", "1000000000", "--verified-only", "--paused", "--trash",
+               "72h", "--json")
     doc = json.loads(made.stdout)
     assert doc["keep"] == {"last": 2, "best": {"metric": "loss", "mode": "max", "count": 3}, "every": "24h", "every_steps": 1000,
-                           "ttl": "720h", "bytes": 1000000000} and doc["verified_only"] and doc["trash"] == "72h"
+                           "ttl": "720h", "bytes": 1000000000} and doc["verified_only"] and doc["paused"] and doc["trash"] == "72h"
     assert "night" in ctl("policies").stdout
     assert ctl("policy", "night", "--keep-best", "loss:min:x").returncode == 2
     assert ctl("policy", "night", "--rm").returncode == 0

@@ -165,6 +165,27 @@ static void test_age(void **state)
 	assert_why(0, RETAIN_BIT(CLOCK));
 }
 
+static void test_a_paused_policy_keeps_and_removes_nothing(void **state)
+{
+	(void)state;
+	add_run("a", 5);
+	rule("a")->last = 2;
+	assert_goes("xxx..");
+	policies[0].is_paused = true;
+	assert_goes(".....");
+	assert_why(0, RETAIN_BIT(PAUSED));
+	assert_int_equal(result.sums[0].removals, 0);
+	policies[0].ttl_ms = HOUR;
+	policies[0].bytes = 10;
+	assert_goes(".....");
+	assert_int_equal(result.sums[0].over, 0);
+	rule("a")->last = 1; /* one that is not paused removes what neither keeps */
+	assert_goes("xxx..");
+	policies[1].bytes = 0;
+	assert_goes("xxx..");
+	assert_int_equal(result.verdicts[0].policy, 1);
+}
+
 static void test_a_budget(void **state)
 {
 	(void)state;
@@ -329,6 +350,7 @@ static void draw_set(void)
 		p->ttl_ms = draw(3) ? 0 : 1 + (int64_t)draw(20) * HOUR;
 		p->bytes = draw(3) ? -1 : (int64_t)draw(500);
 		p->verified_only = draw(4) == 0;
+		p->is_paused = draw(6) == 0;
 	}
 	now.is_sane = draw(4) > 0;
 	now.wall_ms += draw(6) ? 0 : ((int64_t)draw(1000) - 500) * DAY;
@@ -384,6 +406,7 @@ static void check_set(void)
 		if (!goes(i))
 			continue;
 		assert_int_equal(records[i].facts, 0);
+		assert_false(policies[result.verdicts[i].policy].is_paused);
 		assert_int_equal(result.verdicts[i].kept, 0);
 		for (int k = 0; k < 4; k++)
 			assert_false(is_newest(i, k & 1, k & 2));
@@ -449,12 +472,12 @@ static void read_fails(json_t *doc, enum err expected)
 static void test_the_form_of_a_policy(void **state)
 {
 	(void)state;
-	struct policy p = read_ok(json_pack("{s:s, s:s, s:{s:i, s:i, s:s, s:{s:s, s:s, s:i}, s:s, s:i}, s:b, s:s}", "storage", "main",
+	struct policy p = read_ok(json_pack("{s:s, s:s, s:{s:i, s:i, s:s, s:{s:s, s:s, s:i}, s:s, s:i}, s:b, s:s, s:b}", "storage", "main",
 					    "match", "run*", "keep", "last", 3, "every_steps", 1000, "every", "24h", "best", "metric",
 					    "loss", "mode", "max", "count", 2, "ttl", "30d", "bytes", 7, "verified_only", 1, "trash",
-					    "72h"));
+					    "72h", "paused", 1));
 	assert_true(p.last == 3 && p.every_steps == 1000 && p.every_ms == DAY && p.best.max && p.best.count == 2);
-	assert_true(p.ttl_ms == 30ll * DAY && p.bytes == 7 && p.verified_only && p.trash_ms == 3ll * DAY);
+	assert_true(p.ttl_ms == 30ll * DAY && p.bytes == 7 && p.verified_only && p.is_paused && p.trash_ms == 3ll * DAY);
 	p = read_ok(json_pack("{s:s, s:s, s:{s:{s:s}}}", "storage", "main", "match", "*", "keep", "best", "metric", "loss"));
 	assert_true(p.best.count == 1 && !p.best.max && p.bytes == -1 && !p.last);
 	read_fails(json_pack("{s:s, s:s}", "storage", "main", "match", "*"), ERR_VALIDATION_FAILED);
@@ -500,6 +523,7 @@ int main(void)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
 		TEST(test_the_last_ones_stay), TEST(test_steps_and_times), TEST(test_the_best), TEST(test_age), TEST(test_a_budget),
+		TEST(test_a_paused_policy_keeps_and_removes_nothing),
 		TEST(test_clocks_that_jump), TEST(test_what_was_saved_in_the_future_is_not_alone_the_newest),
 		TEST(test_what_holds_against_every_policy), TEST(test_only_verified_ones_count),
 		TEST(test_deltas_and_their_bases), TEST(test_a_budget_takes_deltas_before_their_bases), TEST(test_random_sets),

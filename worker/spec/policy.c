@@ -80,13 +80,14 @@ FALLIBLE enum err policy_read(json_t *doc, struct policy *out)
 	bool confirm = false;
 
 	*out = (struct policy){ .bytes = -1 };
-	TRY(jval_only(&root, (const char *const[]){ "storage", "match", "keep", "verified_only", "trash", "confirm", NULL }));
+	TRY(jval_only(&root, (const char *const[]){ "storage", "match", "keep", "verified_only", "trash", "paused", "confirm", NULL }));
 	TRY(jval_must_text(&root, "storage", &out->storage));
 	TRY(jval_failed(&storage, ref_check_storage(out->storage)));
 	TRY(must_text(&root, "match", POLICY_MATCH_BYTES_MAX, &out->match));
 	TRY(read_keep(&root, out));
 	TRY(jval_opt_bool(&root, "verified_only", &out->verified_only));
 	TRY(opt_duration(&root, "trash", &out->trash_ms));
+	TRY(jval_opt_bool(&root, "paused", &out->is_paused));
 	return jval_opt_bool(&root, "confirm", &confirm);
 }
 

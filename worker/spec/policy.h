@@ -1,7 +1,7 @@
 /* policy.h: a retention policy: which runs of a storage it is for, what it keeps of each, and when the rest goes.
  *
  *     {"storage":"main","match":"run1","keep":{"last":3,"every_steps":1000,"every":"24h","best":{"metric":"loss","mode":"min","count":2},
- *      "ttl":"720h","bytes":1000000000},"verified_only":false,"trash":"72h"}
+ *      "ttl":"720h","bytes":1000000000},"verified_only":false,"trash":"72h","paused":false}
  *
  * last, every_steps, every and best keep, for each run by itself. A checkpoint that none of them keeps, of this or another policy, goes
  * when it is older than ttl, or, the oldest first, while the runs of the policy have more than `bytes` together; of a policy with
@@ -23,6 +23,7 @@ struct policy {
 	int64_t ttl_ms, bytes;
 	int64_t trash_ms;              /* what goes lies in the trash for so long; 0: it is gone */
 	bool verified_only;            /* only verified ones count for what is kept */
+	bool is_paused;                /* it removes nothing; what it keeps, it keeps from other policies still */
 };
 
 FALLIBLE enum err policy_check_name(struct str name);      /* [A-Za-z0-9][A-Za-z0-9._-]{0,63} */

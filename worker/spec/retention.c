@@ -283,7 +283,9 @@ static void ask_policy(const struct evaluation *e, uint32_t record, uint32_t pol
 	const struct policy *p = &e->policies[policy];
 	const struct retention_record *r = &e->records[record];
 
-	if (!p->ttl_ms && p->bytes < 0)
+	if (p->is_paused)
+		*stays |= RETAIN_BIT(PAUSED);
+	else if (!p->ttl_ms && p->bytes < 0)
 		wish_away(e, record, policy, RETENTION_NOT_KEPT);
 	else if (p->ttl_ms && (e->in_doubt[record] || !e->now.is_sane))
 		*stays |= RETAIN_BIT(CLOCK);
@@ -476,7 +478,7 @@ static uint64_t left_of(const struct evaluation *e, const struct policy *p, uint
 		if (!v->matched || v->policy != NONE || !is_for(&m, r))
 			continue;
 		bytes = add(bytes, r->bytes);
-		if (!(v->kept & ~RETAIN_BIT(TTL)) && !e->in_doubt[at])
+		if (!(v->kept & ~(RETAIN_BIT(TTL) | RETAIN_BIT(PAUSED))) && !e->in_doubt[at])
 			candidates[(*count)++] = at;
 	}
 	return bytes;
@@ -556,7 +558,7 @@ static FALLIBLE enum err evaluate(struct evaluation *e)
 	keep_for_unknown(e);
 	let_go_all(e);
 	for (uint32_t k = 0; k < e->policy_count; k++)
-		if (e->policies[k].bytes >= 0)
+		if (e->policies[k].bytes >= 0 && !e->policies[k].is_paused)
 			keep_budget(e, k);
 	say_why(e);
 	for (uint32_t k = 0; k < e->policy_count; k++)

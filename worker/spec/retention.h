@@ -27,7 +27,8 @@
 	X(EVERY, "every")                                                                     \
 	X(BEST, "best")                                                                       \
 	X(TTL, "ttl")                    /* kept by no rule, but not that old yet */          \
-	X(BYTES, "bytes")                /* kept by no rule, but within the budget */
+	X(BYTES, "bytes")                /* kept by no rule, but within the budget */         \
+	X(PAUSED, "paused")              /* kept by no rule, but its policy is paused */
 
 enum retention_reason {
 #define X(NAME, text) RETAIN_##NAME,

@@ -293,11 +293,11 @@ class Policies(_Resource):
         return dict(self._t.request("GET", f"/v1/policies/{quote(name)}"))
 
     def put(self, name: str, storage: str, match: str, keep: Dict[str, Any], *, verified_only: bool = False, trash: Optional[str] = None,
-            confirm: bool = False) -> Dict[str, Any]:
+            confirm: bool = False, paused: bool = False) -> Dict[str, Any]:
         """Keeps the policy, in place of one of its name: `client.policies.put("night", "main", "run*", {"last": 3, "every": "24h"})`. What
-        it does not keep goes at once: see `preview`. confirm: `match` may match no run, or every run."""
-        return dict(self._t.request("PUT", f"/v1/policies/{quote(name)}", self._doc(storage, match, keep, verified_only, trash, confirm),
-                                    idempotent=True))
+        it does not keep goes at once: see `preview`. confirm: `match` may match no run, or every run. paused: it removes nothing."""
+        doc = {**self._doc(storage, match, keep, verified_only, trash, confirm), **({"paused": True} if paused else {})}
+        return dict(self._t.request("PUT", f"/v1/policies/{quote(name)}", doc, idempotent=True))
 
     def delete(self, name: str) -> None:
         """Removes the policy; checkpoints stay as they are. Raises NotFound."""
