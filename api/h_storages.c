@@ -41,6 +41,7 @@ FALLIBLE enum err h_storages_list(struct req *r)
 	return req_json(r, 200, &b);
 }
 
+/* The record with what was moved there, which the list is too long to have. */
 static FALLIBLE enum err answer_storage(struct req *r, unsigned status, struct str name)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
@@ -48,6 +49,10 @@ static FALLIBLE enum err answer_storage(struct req *r, unsigned status, struct s
 
 	TRY(storage_find(r->core->storages, name, &st));
 	TRY(put_storage(r, st, &b));
+	b.len--; /* its closing brace */
+	buf_puts(&b, ",\"io\":");
+	TRY(storage_put_io(st, &b));
+	buf_putc(&b, '}');
 	return req_json(r, status, &b);
 }
 

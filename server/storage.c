@@ -14,6 +14,7 @@
 #include "server/journal.h"
 #include "server/loop.h"
 #include "server/storage_impl.h"
+#include "server/storage_speed.h"
 #include "server/worker.h"
 
 static const char *const state_texts[] = { "unknown", "ok", "stalled", "gone", "unavailable" };
@@ -54,6 +55,7 @@ static void free_one(struct storage *st)
 {
 	mem_free(st->path);
 	mem_free(st->io);
+	storage_speed_drop(st->speed);
 	json_decref(st->options);
 	json_decref(st->probe);
 	json_decref(st->problem);
@@ -142,6 +144,7 @@ void storage_count_stage(struct storage *st, const char *stage, bool written, ui
 {
 	size_t i = 0;
 
+	storage_speed_count(&st->speed, clock_mono_ms(), written, bytes, ns);
 	st->io = st->io ? st->io : mem_zalloc(STORAGE_STAGES_MAX, sizeof *st->io);
 	if (!st->io)
 		return;
@@ -155,11 +158,31 @@ void storage_count_stage(struct storage *st, const char *stage, bool written, ui
 	st->io[i].ns[written] += ns;
 }
 
+FALLIBLE enum err storage_put_io(const struct storage *st, struct buf *out)
+{
+	static const char *const directions[] = { "read", "write" };
+
+	buf_puts(out, "{\"stages\":[");
+	for (const struct storage_io *io = st->io; io && io < st->io + STORAGE_STAGES_MAX && io->stage[0]; io++) {
+		buf_json_member(out, io == st->io ? "{\"stage\":" : ",{\"stage\":", str_of(io->stage));
+		for (int w = 0; w < 2; w++)
+			if (io->bytes[w])
+				buf_printf(out, ",\"%s\":{\"bytes\":%ju,\"seconds\":%.6f}", directions[w], (uintmax_t)io->bytes[w],
+					   (double)io->ns[w] / 1e9);
+		buf_putc(out, '}');
+	}
+	buf_puts(out, "],\"minutes\":");
+	TRY(storage_speed_put(st->speed, clock_mono_ms(), clock_wall_ms(), out));
+	buf_putc(out, '}');
+	return buf_status(out);
+}
+
 FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)
 {
 	char stamp[CLOCK_TEXT_MAX];
 	const char *key;
 	json_t *value;
+	int64_t grown, grown_ms;
 
 	buf_json_member(out, "{\"name\":", str_of(st->name));
 	buf_json_member(out, ",\"path\":", str_of(st->path));
@@ -184,6 +207,8 @@ FALLIBLE enum err storage_put(const struct storage *st, struct buf *out)
 		buf_puts(out, text);
 		mem_free(text);
 	}
+	if (storage_speed_growth(st->speed, clock_mono_ms(), &grown, &grown_ms))
+		buf_printf(out, ",\"growth\":{\"bytes\":%jd,\"seconds\":%jd}", (intmax_t)grown, (intmax_t)(grown_ms / 1000));
 	if (st->trash_seen)
 		buf_printf(out, ",\"trash\":{\"checkpoints\":%ju,\"bytes\":%ju}", (uintmax_t)st->trash_count, (uintmax_t)st->trash_bytes);
 	buf_putc(out, '}');

@@ -13,6 +13,7 @@ struct storages;
 struct config;
 struct events;
 struct journal;
+struct storage_speed;
 
 enum { STORAGES_MAX = 256, STORAGE_NAME_MAX = 32 };
 
@@ -55,6 +56,7 @@ struct storage {
 	int64_t trash_due_ms;           /* monotone clock: the next look */
 	uint64_t read_bytes, written_bytes; /* by workers, since it is known here */
 	struct storage_io *io;          /* of that, by stage: STORAGE_STAGES_MAX, those in use first; NULL: none yet */
+	struct storage_speed *speed;    /* of that, and of free space, by minute */
 	json_t *probe;                  /* its answer as it came, or NULL */
 	json_t *problem;                /* why it is unavailable, as a problem; else NULL */
 };
@@ -74,6 +76,8 @@ struct worker_root;
 void storage_root(const struct storage *st, struct worker_root *root);
 /* {"name","path","adhoc","state","free_bytes","total_bytes","fs","direct_io",…,"lease_expires_at"} as jobs' records are: text. */
 FALLIBLE enum err storage_put(const struct storage *st, struct buf *out);
+/* {"stages":[{"stage","read":{"bytes","seconds"},"write":{…}}],"minutes":[…]}: what was moved, since the start and lately. */
+FALLIBLE enum err storage_put_io(const struct storage *st, struct buf *out);
 
 /* An ad-hoc root. Same name and path again: renews the lease. The path must be absolute and a look-up worker must be able to open
  * it. Only for admins over the Unix socket: the handler checks that. */

@@ -4,6 +4,7 @@
 #include "server/errdoc.h"
 #include "server/lookup.h"
 #include "server/storage.h"
+#include "server/storage_speed.h"
 
 struct probe {
 	struct storages *all;
@@ -27,6 +28,8 @@ static void on_probe(void *user, enum err e, const json_t *ok, int *)
 			st->probe = json_incref((json_t *)ok);
 			st->free_bytes = (uint64_t)json_integer_value(json_object_get(ok, "free_bytes"));
 			st->total_bytes = (uint64_t)json_integer_value(json_object_get(ok, "total_bytes"));
+			if (st->total_bytes)
+				storage_speed_space(&st->speed, st->fresh_ms, st->free_bytes);
 			storage_set_state(p->all, st, STORAGE_OK);
 		}
 		if (e && st->path[0] != '/' && st->state != STORAGE_STATE_STALLED)

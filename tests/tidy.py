@@ -63,6 +63,7 @@ ORDER = {
         journal_follow
         audit
         worker
+        storage_speed
         devices storage
         tier
         resume_choice save_interval

@@ -293,3 +293,7 @@ def test_bytes_and_seconds_by_storage_direction_and_stage(spawn):
         assert parts.get("copy", 0) >= size, parts
         assert 0 < by["seconds", storage, way, "copy"] <= took
         assert {k[3] for k in by if k[1:3] == (storage, way) and k[0] == "seconds"} == set(parts)
+        io = d.api.get(f"/v1/storages/{storage}").ok(200)["io"]
+        assert {x["stage"]: x[way]["bytes"] for x in io["stages"] if way in x} == parts, "the record says the same"
+        assert sum(m[way]["bytes"] for m in io["minutes"] if way in m) == told
+        assert all(m[way]["seconds"] <= took for m in io["minutes"] if way in m)
