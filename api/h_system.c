@@ -92,8 +92,11 @@ FALLIBLE enum err h_capabilities(struct req *r)
 	TRY(gang_put_capabilities(r->core->gangs, &b));
 	buf_putc(&b, ',');
 	TRY(devices_put(r->core->devices, &b));
-	buf_printf(&b, ",\"uid\":%u,\"admin\":%s,\"scope\":\"%s\"}", (unsigned)r->caller.uid, r->caller.admin ? "true" : "false",
+	buf_printf(&b, ",\"uid\":%u,\"admin\":%s,\"scope\":\"%s\"", (unsigned)r->caller.uid, r->caller.admin ? "true" : "false",
 		   auth_scope_names[r->caller.scope]);
+	if (r->caller.token[0])
+		buf_json_member(&b, ",\"token\":", str_of(r->caller.token));
+	buf_putc(&b, '}');
 	return req_json(r, 200, &b);
 }
 
