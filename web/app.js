@@ -15,10 +15,11 @@ const later = (name) => () => import(`./views/${name}.js`);
 const VIEWS = {
 	"": async () => overview, runs: later("runs"), run: later("run"), jobs: later("jobs"), job: later("job"),
 	checkpoints: later("checkpoints"), checkpoint: later("checkpoint"), reshard: later("reshard"), compare: later("compare"),
+	policies: later("policies"), policy: later("policy"), automation: later("automation"), audit: later("audit"),
 	"state-dicts": later("memory"), storages: later("storages"), workers: later("workers"), doctor: later("doctor"),
 };
-const ONE = { runs: "run", jobs: "job", checkpoints: "checkpoint" };
-const NAV = { run: "runs", job: "jobs", checkpoint: "checkpoints", reshard: "checkpoints" };
+const ONE = { runs: "run", jobs: "job", checkpoints: "checkpoint", policies: "policy" };
+const NAV = { run: "runs", job: "jobs", checkpoint: "checkpoints", reshard: "checkpoints", policy: "policies" };
 
 let stream = null;
 let downSince = null;
@@ -50,6 +51,11 @@ function counts() {
 	text($("count-storages"), number(store.storages.length));
 	text($("count-workers"), number(store.workers.length));
 	text($("count-doctor"), number(store.warnings.length));
+	const you = store.capabilities;
+	$("who").hidden = !you;
+	if (!you) return;
+	const who = !you.token ? `uid ${you.uid}` : you.token === "token" ? "the daemon's token" : `token ${you.token}`;
+	text($("who-words"), `${who}, ${{ read: "may read", submit: "may submit jobs" }[you.scope] || "admin"}`);
 }
 
 function drawNow() {
@@ -68,7 +74,8 @@ function notice(words, bad, button) {
 function notices() {
 	const list = [];
 	if (downSince) {
-		list.push(notice("The daemon does not answer. What is shown is from before; this page goes on by itself when it is back.", true,
+		list.push(notice("The daemon does not answer. What is shown is from before; this page goes on by itself when it is back.",
+			true,
 			h("button", { type: "button", "data-act": "hurry", click: () => stream?.hurry() }, "Try now")));
 	}
 	for (const w of store.warnings) list.push(notice(`${w[0].toUpperCase()}${w.slice(1)}.`, true));
@@ -155,6 +162,8 @@ function login(why) {
 	connection("off", "Not connected");
 	if (why) text($("login-why"), `${why} It is in the file token of the daemon's state directory.`);
 	$("nav").hidden = true;
+	$("who").hidden = true;
+	store.capabilities = null;
 	$("notices").replaceChildren();
 	$("view").replaceChildren();
 	shown = null;
@@ -242,6 +251,7 @@ function start() {
 			show(true);
 		}
 	});
+	$("who-leave").addEventListener("click", () => login("You have signed out of this tab."));
 	window.addEventListener("online", () => stream?.hurry());
 	document.querySelector(".skip").addEventListener("click", (event) => {
 		event.preventDefault();

@@ -20,7 +20,8 @@ from test_page import accessible, browser, page, tabs  # noqa: E402, F401
 
 REF = f"main:{w.RUN}/step-600"
 MANY = 100000
-VIEWS = ("", "runs", "jobs", "checkpoints", "compare", "state-dicts", "storages", "workers", "doctor")
+VIEWS = ("", "runs", "jobs", "checkpoints", "compare", "policies", "policies/nightly", "automation", "state-dicts", "storages",
+         "workers", "audit", "doctor")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,13 @@ def test_a_run_shows_what_retention_does_and_holds_keep(page, world):  # noqa: F
     expect(row(300)).to_contain_text("held")
     expect(row(500)).to_contain_text("newest verified")
     expect(row(100)).to_contain_text("stays: ttl")
-    expect(page.locator("#run-charts").get_by_role("img", name=re.compile("^step-500, .*verified"))).to_be_attached()
+    steps = page.locator("#run-timeline").get_by_role("link")
+    expect(steps).to_have_count(6)
+    words = "^step-500, .*verified, alias latest-verified, loss 2.28, stays: the newest verified one"
+    expect(steps.nth(4)).to_have_attribute("aria-label", re.compile(words))
+    expect(steps.nth(2)).to_have_attribute("aria-label", re.compile("held: figures of the paper"))
+    page.get_by_role("button", name="Lag").click()
+    expect(page.locator("#run-charts").get_by_role("img", name=re.compile("^step-600, durable .* after the copy"))).to_be_attached()
     expect(page.locator("#run-more")).to_contain_text("A training would go on from step-600")
     expect(page.locator("#run-lineage")).to_contain_text("serving-2")
     row(200).get_by_role("button", name="Hold step-200").click()
@@ -133,6 +140,94 @@ def test_delete_says_what_goes_and_the_trash_gives_it_back(page, world):  # noqa
     page.click("#confirm-yes")
     expect(page.locator("#trash")).to_contain_text("It is empty.")
     assert world.api.get(world.api.storage_path("main", name)).status == 200
+
+
+def test_a_policy_says_what_it_removes_before_it_is_kept(page, world):  # noqa: F811
+    run = "vision/finetune"
+    enter(page, world, "policies")
+    nightly = page.locator("[data-policy=nightly]")
+    expect(nightly).to_contain_text("Keeps the newest 3 and the best by lowest loss; the others go when they are older than 30d.")
+    page.get_by_role("link", name=f"main:{run}").click()
+    expect(page.locator("#policy-match")).to_have_value(run)
+    page.fill("#policy-name", "tight")
+    expect(page.locator("#policy-fates tr", has_text="step-100")).to_contain_text("it cannot be read")
+    page.fill("#policy-match", w.RUN)
+    page.fill("#keep-last", "")
+    expect(page.locator("#policy-problem")).to_contain_text("at least one rule")
+    expect(page.locator("#policy-save")).to_be_disabled()
+    page.fill("#keep-last", "1")
+    expect(page.locator("#policy-fates tr", has_text="step-200")).to_contain_text("no rule keeps it")
+    expect(page.get_by_role("img", name=f"{w.RUN}: 2 of 6 checkpoints go")).to_be_visible()
+    page.check("#policy-paused")
+    accessible(page)
+    page.get_by_role("button", name="Keep this policy").click()
+    tight = page.locator("[data-policy=tight]")
+    expect(tight.locator(".state")).to_have_text("paused")
+    assert world.api.get("/v1/policies/tight").ok(200)["paused"] is True
+    page.get_by_role("button", name="Go on with tight").click()
+    expect(page.locator("#confirm-text")).to_contain_text("It removes 2,")
+    page.click("#confirm-no")
+    page.get_by_role("button", name="Delete tight").click()
+    page.click("#confirm-yes")
+    expect(tight).to_have_count(0)
+    assert world.api.get("/v1/policies/tight").status == 404
+
+
+def test_what_follows_a_checkpoint_and_who_is_told(page, world):  # noqa: F811
+    secret = world.state / "secrets/eval"
+    secret.parent.mkdir(mode=0o700, exist_ok=True)
+    secret.write_text("x" * 32)
+    secret.chmod(0o600)
+    enter(page, world, "automation")
+    page.get_by_role("button", name="New webhook").click()
+    page.fill("#hook-name", "eval")
+    page.fill("#hook-url", "http://127.0.0.1:9/hook")
+    page.fill("#hook-secret", "eval")
+    accessible(page)
+    page.click("#confirm-yes")
+    expect(page.locator("[data-webhook=eval]")).to_contain_text("Nothing was sent yet.")
+    page.get_by_role("button", name="New chain").click()
+    page.fill("#chain-name", "check")
+    page.select_option("#chain-storage", "archive")
+    page.fill("#chain-match", "chained")
+    page.fill("#chain-steps", '[{"verify": {"level": "digest"}}]')
+    page.click("#confirm-yes")
+    expect(page.locator("[data-chain=check] .flow")).to_contain_text("verify digest")
+    world.api.run("replicate", source={"storage": "main", "name": "torch/fsdp2"}, target={"storage": "archive", "name": "chained/step-1"})
+    expect(page.locator("#executions-check tr", has_text="chained/step-1")).to_contain_text("done")
+    failed = page.locator("#deliveries-eval tr", has_text="chained/step-1")
+    expect(failed.locator(".state")).to_have_text("failed")
+    why = world.api.get("/v1/webhooks/eval/deliveries").ok(200)["deliveries"][0]["error"]
+    expect(failed).to_contain_text(why)
+    failed.get_by_role("button", name="Send again").click()
+    expect(failed).to_contain_text("2 attempts")
+    accessible(page)
+    for name in ("webhook eval", "chain check"):
+        page.get_by_role("button", name=f"Delete {name}").click()
+        page.click("#confirm-yes")
+    expect(page.locator("#chains")).to_contain_text("No chain is set")
+    go(page, "audit")
+    page.fill("#audit-text", "check")
+    expect(page.locator("#audit tbody tr")).to_have_count(2)
+    page.select_option("#audit-action", "chain.set")
+    expect(page.locator("#audit tbody tr")).to_have_count(1)
+    expect(page.locator("#audit tbody")).to_contain_text("token token")
+    page.locator("#audit summary").click()
+    expect(page.locator("#audit pre")).to_contain_text('"level": "digest"')
+
+
+def test_the_speed_of_a_storage_over_time(page, world):  # noqa: F811
+    enter(page, world, "storages")
+    written = page.locator("#speed-main").get_by_role("group", name="Writes of main by minute")
+    expect(written.get_by_role("img").first).to_have_attribute("aria-label", re.compile(r"/s, .* of jobs' time$"))
+    page.locator("#stages-main summary").click()
+    io = {x["stage"]: x for x in world.api.get("/v1/storages/main").ok(200)["io"]["stages"]}
+    for stage in io:
+        expect(page.locator("#stages-table-main th", has_text=re.compile(f"^{stage}$"))).to_be_visible()
+    assert io["copy"]["write"]["bytes"] > 0
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.locator("#h-login")).to_be_visible()
+    assert page.evaluate("sessionStorage.length") == 0
 
 
 def test_the_cut_of_a_tensor_that_pytorch_wrote(page, world):  # noqa: F811

@@ -8,6 +8,7 @@ const LATE_FACTOR = 3;               // this many usual intervals without a chec
 const LATE_MIN_S = 300;
 const FAILED_HOURS = 24;
 const FULL_SOON_H = 48;
+const MEASURED_MIN_S = 3600;
 const SHM_HIGH = 0.9;
 
 const ageOf = (stamp) => (Date.now() - Date.parse(stamp)) / 1000;
@@ -72,7 +73,8 @@ export function verdictOf(store, run) {
 	if (failed) return { ...base, state: "bad",
 		words: `The last save failed: ${failed.error?.title || failed.error?.code || "see the job"}.` };
 	if (base.active && lost > Math.max(LATE_MIN_S, LATE_FACTOR * (usual ?? Infinity))) {
-		return { ...base, state: "late", words: `It trains, and saves every ${seconds(Math.round(usual))} as a rule; the last is older.` };
+		return { ...base, state: "late",
+			words: `It trains, and saves every ${seconds(Math.round(usual))} as a rule; the last is older.` };
 	}
 	const damaged = list.filter((c) => c.verified?.state === "damaged");
 	if (damaged.length) return { ...base, state: "late",
@@ -96,10 +98,17 @@ export function retentionOf(store, run) {
 }
 
 /**
- * When the storage is full, if its runs go on to write as they did in the hours behind: {per_hour, hours}; hours Infinity: not at this
- * pace. What retention removed meanwhile is not known, so that the forecast is the early one.
+ * When the storage is full, if its free space goes on to shrink as the daemon measured it, or, while it has looked for less than an hour,
+ * if its runs go on to write as they did in the day behind: {per_hour, hours, measured_s}; hours Infinity: not at this pace. What retention
+ * removed is only in what was measured, so that the other forecast is the early one.
  */
 export function forecast(store, storage) {
+	const g = storage.growth;
+	if (g?.seconds >= MEASURED_MIN_S) {
+		const per = (g.bytes / g.seconds) * 3600;
+		return per > 0 ? { per_hour: per, hours: storage.free_bytes / per, measured_s: g.seconds } : { per_hour: 0, hours: Infinity,
+			measured_s: g.seconds };
+	}
 	let sum = 0, first = Infinity;
 	const begin = Date.now() - 24 * 3600e3;
 	for (const run of store.runs) {
@@ -118,9 +127,10 @@ export function forecast(store, storage) {
 
 /** In words: "full in 3 d 4 h at 12 GiB an hour". */
 export function forecastWords(f) {
-	if (!f.per_hour) return "nothing was written in the last day";
-	if (f.hours > 24 * 365) return `grows by ${bytes(f.per_hour)} an hour: room for over a year`;
-	return `full in ${seconds(f.hours * 3600)} at ${bytes(f.per_hour)} an hour`;
+	const over = f.measured_s ? ` (measured over ${seconds(f.measured_s)})` : "";
+	if (!f.per_hour) return f.measured_s ? `free space does not shrink${over}` : "nothing was written in the last day";
+	if (f.hours > 24 * 365) return `grows by ${bytes(f.per_hour)} an hour: room for over a year${over}`;
+	return `full in ${seconds(f.hours * 3600)} at ${bytes(f.per_hour)} an hour${over}`;
 }
 
 /** Failed jobs of the last day that nothing later has made good: the same kind to the same target. */
@@ -129,7 +139,8 @@ export function failures() {
 	for (const job of jobsInOrder()) {
 		const key = `${job.kind} ${ref(job.target || job.source)}`;
 		if (job.state === "succeeded") good.add(key);
-		else if (job.state === "failed" && !good.has(key) && ageOf(job.finished_at || job.created_at) < FAILED_HOURS * 3600) list.push(job);
+		else if (job.state === "failed" && !good.has(key) && ageOf(job.finished_at
+			|| job.created_at) < FAILED_HOURS * 3600) list.push(job);
 	}
 	return list;
 }
@@ -150,15 +161,18 @@ export function problemsOf(store) {
 			href: `#/jobs/${encodeURIComponent(job.id)}` });
 	}
 	for (const s of store.storages) {
-		if (["stalled", "gone", "unavailable"].includes(s.state)) list.push({ bad: true, words: `Storage ${s.name}`, detail: `is ${s.state}`,
+		if (["stalled", "gone", "unavailable"].includes(s.state)) list.push({ bad: true, words: `Storage ${s.name}`,
+			detail: `is ${s.state}`,
 			href: "#/storages" });
 		else if (s.total_bytes > 0 && s.free_bytes / s.total_bytes < 0.03) {
 			list.push({ bad: true, words: `Storage ${s.name}`, detail: `has ${bytes(s.free_bytes)} left`, href: "#/storages" });
 		} else {
 			const f = forecast(store, s);
-			if (f.hours < FULL_SOON_H) list.push({ bad: f.hours < 6, words: `Storage ${s.name}`, detail: forecastWords(f), href: "#/storages" });
+			if (f.hours < FULL_SOON_H) list.push({ bad: f.hours < 6, words: `Storage ${s.name}`, detail: forecastWords(f),
+				href: "#/storages" });
 		}
-		if (s.tier?.state === "failing") list.push({ bad: true, words: `Tier of ${s.name}`, detail: s.tier.error?.detail || "copies fail",
+		if (s.tier?.state === "failing") list.push({ bad: true, words: `Tier of ${s.name}`, detail: s.tier.error?.detail
+			|| "copies fail",
 			href: "#/storages" });
 	}
 	const shm = store.capabilities?.shm;

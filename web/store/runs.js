@@ -1,6 +1,7 @@
 // runs.js: runs with their newest checkpoints, and policies with what they would remove.
 
 import { all, get, page, post, runPath } from "../api/api.js";
+import { bytes } from "../widgets/format.js";
 
 const RUNS_MAX = 2000;
 const RUNS_IN_FULL = 24;             // newest runs whose records are read too: what the overview shows
@@ -72,13 +73,41 @@ export function policyTakes(policy, storage, run) {
 	return new RegExp(`^${words.join(".*")}$`, "s").test(run);
 }
 
+export const runsOfPolicy = (runs, policy) => runs.filter((r) => policyTakes(policy, r.storage, r.run));
+
+const GOES = { not_kept: "no rule keeps it", ttl: "older than it may be", bytes: "over the budget" };
+const STAYS = { newest_durable: "the newest durable one", newest_verified: "the newest verified one", alias: "an alias leads to it",
+	base_of_kept: "a delta needs it", in_use: "a job uses it", in_flight: "a job of the run still runs",
+		unreadable: "it cannot be read",
+	refused: "its removal failed", clock: "its time is in doubt", last: "among the newest", every_steps: "the one of its steps",
+	every: "the one of its time", best: "among the best", ttl: "not that old yet", bytes: "within the budget",
+		paused: "the policy is paused" };
+
+/** Why a checkpoint goes, or stays, in words. */
+export const reason = (why, goes) => (goes ? GOES : STAYS)[why] || why;
+
+/** A policy in one sentence: "Keeps the newest 3 and the best by loss; the others go when they are older than 30d." */
+export function ruleWords({ keep, verified_only: verified }) {
+	const n = (count, words) => (count === 1 ? words : `${words} ${count}`);
+	const stays = [keep.last && n(keep.last, "the newest"), keep.every_steps && `one each ${keep.every_steps} steps`, keep.every
+		&& `one each ${keep.every}`,
+		keep.best
+			&& `${n(keep.best.count ?? 1, "the best")} by ${keep.best.mode === "max" ? "highest" : "lowest"} ${keep.best.metric}`].filter(Boolean);
+	const ends = [keep.ttl && `when they are older than ${keep.ttl}`, keep.bytes !== undefined
+		&& `while all take more than ${bytes(keep.bytes)}`].filter(Boolean);
+	const list = stays.length > 1 ? `${stays.slice(0, -1).join(", ")} and ${stays.at(-1)}` : stays[0];
+	const rest = `${list ? "the others go" : "All go"} ${ends.join(", and ") || "at once"}`;
+	return `${list ? `Keeps ${list}${verified ? ", of verified ones" : ""}; ` : ""}${rest}.`;
+}
+
 /** What the policies do with a checkpoint: {goes: {policy, why}} or {stays: [why]} {unknown: problem}, or null without a policy for its
    run. */
 export function fate(policies, storage, name) {
 	for (const policy of policies) {
 		if (policy.storage !== storage) continue;
 		if (!policy.preview) {
-			if (policyTakes(policy, storage, name.includes("/") ? name.slice(0, name.lastIndexOf("/")) : "-")) return { unknown: policy.problem };
+			if (policyTakes(policy, storage, name.includes("/") ? name.slice(0, name.lastIndexOf("/"))
+				: "-")) return { unknown: policy.problem };
 			continue;
 		}
 		const goes = policy.preview.remove.find((x) => x.name === name);

@@ -170,7 +170,7 @@ const READ = {
 	warnings: async () => (await get("/readyz").catch(() => null))?.warnings || [],
 };
 const reading = new Map();
-const LAZY = new Set(["checkpoints", "policies", "capabilities"]);   // read only while a view that shows them is open, or was
+const LAZY = new Set(["checkpoints", "policies"]);   // read only while a view that shows them is open, or was
 const wanted = new Set();
 
 /** Names lists that the view on show needs beside those that are always kept. */

@@ -25,7 +25,7 @@ export function spark(label, values, words) {
 }
 
 /** Round numbers that divide 0…most into at most `count` steps. */
-function ticks(low, most, count, binary) {
+export function ticks(low, most, count, binary) {
 	const span = most - low || 1, base = binary ? 1024 ** Math.floor(Math.log(span) / Math.log(1024)) : 1;
 	const raw = span / base / count, ten = 10 ** Math.floor(Math.log10(raw));
 	const step = [1, 2, 5, 10].map((m) => m * ten).find((s) => s >= raw) * base;
