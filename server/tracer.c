@@ -14,7 +14,7 @@
 #include "server/metrics.h"
 #include "server/parts.h"
 #include "server/trace.h"
-#include "server/webhook_send.h"
+#include "server/courier.h"
 
 /* Jobs whose spans are on their way: beyond these they are dropped. */
 enum { UNDER_WAY_MAX = 256, BODY_MAX = 256 << 10, COMPLAIN_MS = 60000, URL_MAX = 2048 };
@@ -22,7 +22,7 @@ enum { KIND_INTERNAL = 1, KIND_SERVER = 2, STATUS_OK = 1, STATUS_ERROR = 2 };   
 
 struct tracer {
 	struct server *server;
-	struct webhook_sender *sender;
+	struct courier *sender;
 	char url[URL_MAX + 16], host[256];
 	uint32_t under_way;
 	struct shipment *shipments; /* those */
@@ -30,7 +30,7 @@ struct tracer {
 };
 
 struct shipment {
-	struct webhook_parcel parcel;
+	struct courier_parcel parcel;
 	struct shipment *prev, *next;
 	struct tracer *tracer;
 	struct buf body;
@@ -157,7 +157,7 @@ static void shipment_free(struct shipment *s)
 	mem_free(s);
 }
 
-static void on_sent(struct webhook_parcel *p)
+static void on_sent(struct courier_parcel *p)
 {
 	struct shipment *s = (struct shipment *)p;
 	struct tracer *t = s->tracer;
@@ -186,10 +186,10 @@ static FALLIBLE enum err ship(struct tracer *t, const struct job *j)
 		shipment_free(s);
 		return e;
 	}
-	s->parcel = (struct webhook_parcel){ .url = t->url, .body = { (char *)s->body.p, s->body.len }, .fn = on_sent };
+	s->parcel = (struct courier_parcel){ .url = t->url, .body = { (char *)s->body.p, s->body.len }, .fn = on_sent };
 	t->under_way++;
 	list2_add(&t->shipments, s);
-	webhook_send(t->sender, &s->parcel);
+	courier_send(t->sender, &s->parcel);
 	return OK;
 }
 
@@ -208,13 +208,12 @@ void tracer_job_ended(struct tracer *t, const struct job *j)
 
 FALLIBLE enum err tracer_new(struct server *s, struct tracer **out)
 {
-	static const char *const anywhere[] = { "0.0.0.0/0", "::/0" }; /* who runs dcpd names the collector: it may be in any network */
 	static const char path[] = "/v1/traces";
 	struct str base = str_of(s->config->otlp_endpoint ? s->config->otlp_endpoint : "");
 
 	if (base.n == 0)
 		return OK;
-	if (webhook_send_check_url(base))
+	if (courier_check_url(base))
 		return ERR(CONFIG, "otlp-endpoint %s", err_last()->text);
 	struct tracer *t = mem_zalloc(1, sizeof *t);
 	NEED(t, "cannot send spans");
@@ -225,14 +224,14 @@ FALLIBLE enum err tracer_new(struct server *s, struct tracer **out)
 	snprintf(t->url, sizeof t->url, "%.*s%s", (int)base.n, base.p, str_ends(base, path) ? "" : path);
 	if (gethostname(t->host, sizeof t->host - 1) != 0)
 		t->host[0] = '\0';
-	return webhook_sender_new(s->loop, "", anywhere, sizeof anywhere / sizeof *anywhere, &t->sender);
+	return courier_new_anywhere(s->loop, &t->sender);
 }
 
 void tracer_free(struct tracer *t)
 {
 	if (!t)
 		return;
-	webhook_sender_free(t->sender);
+	courier_free(t->sender);
 	for (struct shipment *s = t->shipments, *next; s; s = next) {
 		next = s->next;
 		shipment_free(s);

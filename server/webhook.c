@@ -13,7 +13,7 @@
 #include "server/parts.h"
 #include "server/service_clock.h"
 #include "server/webhook_impl.h"
-#include "server/webhook_send.h"
+#include "server/courier.h"
 #include "server/webhook_sign.h"
 
 enum { DOC_MAX = 1 << 20 };
@@ -78,7 +78,7 @@ static FALLIBLE enum err read_doc(struct server *s, struct webhook *h, bool full
 
 	TRY(jval_only(&root, (const char *const[]){ "url", "secret", "events", "storage", "match", NULL }));
 	TRY(jval_string(&url, &text));
-	TRY(jval_failed(&url, webhook_send_check_url(text)));
+	TRY(jval_failed(&url, courier_check_url(text)));
 	TRY(read_events(&root, &h->events));
 	TRY(follower_read_filter(&root, &h->filter));
 	TRY(jval_string(&secret, &text));
@@ -347,7 +347,7 @@ FALLIBLE enum err webhooks_new(struct server *s)
 	NEED(s->webhooks, "cannot keep webhooks");
 	s->webhooks->server = s;
 	TRY(secrets_folder(s, folder));
-	TRY(webhook_sender_new(s->loop, folder, (const char *const *)allow->items, allow->count, &s->webhooks->sender));
+	TRY(courier_new(s->loop, folder, (const char *const *)allow->items, allow->count, &s->webhooks->sender));
 	return journal_read_followers(s->journal, JOURNAL_WEBHOOK, take_hook, s);
 }
 
@@ -355,7 +355,7 @@ void webhooks_free(struct webhooks *all)
 {
 	if (!all)
 		return;
-	webhook_sender_free(all->sender);
+	courier_free(all->sender);
 	for (struct webhook *h = all->first, *next; h; h = next) {
 		next = h->next;
 		webhook_drop_deliveries(h);

@@ -3,7 +3,7 @@
 #include "server/webhook.h"
 
 struct delivery;
-struct webhook_sender;
+struct courier;
 
 struct webhook {
 	struct webhook *next;
@@ -24,7 +24,7 @@ struct webhook {
 struct webhooks {
 	struct server *server;
 	struct webhook *first;
-	struct webhook_sender *sender;
+	struct courier *sender;
 	uint32_t count;
 };
 

@@ -16,7 +16,7 @@
 #include "server/storage.h"
 #include "server/verdict.h"
 #include "server/webhook_impl.h"
-#include "server/webhook_send.h"
+#include "server/courier.h"
 #include "server/webhook_sign.h"
 
 enum { AT_ONCE = 4, GIVE_UP_MS = 24 * 3600000, LOOK_AGAIN_MS = 60000 };
@@ -27,7 +27,7 @@ struct delivery {
 	char id[TASK_ID_LEN + 1];
 	json_t *doc;
 	char *url, *secret, *body;
-	struct webhook_parcel parcel;
+	struct courier_parcel parcel;
 };
 
 static const char *text_in(const json_t *doc, const char *key)
@@ -116,7 +116,7 @@ static void write_outcome(struct delivery *d, enum task_state state, int64_t due
 	journal_commit(j, t, on_written, d);
 }
 
-static void on_sent(struct webhook_parcel *p)
+static void on_sent(struct courier_parcel *p)
 {
 	struct delivery *d = (struct delivery *)(void *)((char *)p - offsetof(struct delivery, parcel));
 	int64_t attempts = json_integer_value(json_object_get(d->doc, "attempts")) + 1, now = clock_service_ms();
@@ -172,9 +172,9 @@ static void send_it(struct delivery *d)
 		on_sent(&d->parcel);
 		return;
 	}
-	d->parcel = (struct webhook_parcel){ .url = d->url, .secret = d->secret, .delivery = d->id, .body = str_of(d->body),
+	d->parcel = (struct courier_parcel){ .url = d->url, .secret = d->secret, .delivery = d->id, .body = str_of(d->body),
 					     .fn = on_sent };
-	webhook_send(d->hook->all->sender, &d->parcel);
+	courier_send(d->hook->all->sender, &d->parcel);
 }
 
 /* A checkpoint that is not there any more, or cannot be looked at, is told by its name. */

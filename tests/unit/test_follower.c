@@ -13,7 +13,7 @@
 #include "server/follower.h"
 #include "server/webhook.h"
 #include "server/webhook_address.h"
-#include "server/webhook_send.h"
+#include "server/courier.h"
 #include "server/webhook_sign.h"
 
 static bool may(const char *text, const char *allowed)
@@ -147,9 +147,9 @@ static void test_urls(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-		T_ERR(VALIDATION_FAILED, webhook_send_check_url(str_of(bad[i])));
-	T_OK(webhook_send_check_url(STR("https://example.org/hook?a=b")));
-	T_OK(webhook_send_check_url(STR("http://[2606:4700::1111]:8080/x")));
+		T_ERR(VALIDATION_FAILED, courier_check_url(str_of(bad[i])));
+	T_OK(courier_check_url(STR("https://example.org/hook?a=b")));
+	T_OK(courier_check_url(STR("http://[2606:4700::1111]:8080/x")));
 }
 
 static void test_filters(void **state)
