@@ -6,7 +6,9 @@
 #include "base/jval.h"
 #include "spec/spec.h"
 #include "api/stream.h"
+#include "server/cluster.h"
 #include "server/job.h"
+#include "server/parts.h"
 
 FALLIBLE enum err h_jobs_list(struct req *r)
 {
@@ -30,6 +32,17 @@ static void on_planned(void *user, enum err e, const json_t *plan)
 	req_done(user, e ? e : req_json_doc(user, 200, plan));
 }
 
+/* Does it read or write this host's shared memory? */
+static bool is_in_memory(const struct spec *s)
+{
+	const struct ref *refs[] = { &s->source, &s->target, &s->a, &s->b, &s->base };
+	bool found = false;
+
+	for (size_t i = 0; i < sizeof refs / sizeof *refs; i++)
+		found = found || refs[i]->kind == REF_STATE_DICT;
+	return found;
+}
+
 FALLIBLE enum err h_jobs_create(struct req *r)
 {
 	CLEANUP(spec_free) struct spec spec = { 0 };
@@ -37,6 +50,7 @@ FALLIBLE enum err h_jobs_create(struct req *r)
 
 	TRY(req_query_bool(r, "dry_run", &dry_run));
 	TRY(spec_read(r->body, &spec));
+	TRY(cluster_may_begin(r->core->cluster, is_in_memory(&spec)));
 	if (spec.kind == JOB_DELETE) {
 		TRY(auth_scope(r, SCOPE_ADMIN));
 		r->audit = dry_run ? NULL : "checkpoint.delete";

@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "os/fs.h"
 #include "server/audit.h"
+#include "server/cluster.h"
 #include "server/config.h"
 #include "server/devices.h"
 #include "server/gang.h"
@@ -44,7 +45,8 @@ FALLIBLE enum err h_readyz(struct req *r)
 	}
 	const char *unconfined = gang_unconfined(r->core->gangs);
 	bool full = journal_may_write(r->core->journal) != OK;
-	buf_printf(&b, "{\"status\":\"%s\",\"warnings\":[", full ? "degraded" : "ready");
+	const char *apart = cluster_problem(r->core->cluster);
+	buf_printf(&b, "{\"status\":\"%s\",\"warnings\":[", full || apart ? "degraded" : "ready");
 	if (full)
 		buf_json_str(&b, str_of(err_last()->text));
 	if (unconfined) {
@@ -52,6 +54,12 @@ FALLIBLE enum err h_readyz(struct req *r)
 		snprintf(text, sizeof text, "workers are not confined to the storages: no Landlock; and no mount namespace: %s",
 			 unconfined);
 		buf_puts(&b, full ? "," : "");
+		buf_json_str(&b, str_of(text));
+	}
+	if (apart) {
+		char text[900];
+		snprintf(text, sizeof text, "this node is not in its cluster, and goes on with its own work: %s", apart);
+		buf_puts(&b, full || unconfined ? "," : "");
 		buf_json_str(&b, str_of(text));
 	}
 	buf_puts(&b, "]}");

@@ -66,6 +66,9 @@ FALLIBLE enum err h_storages_create(struct req *r);
 FALLIBLE enum err h_storage_get(struct req *r);
 FALLIBLE enum err h_storage_meet(struct req *r);
 FALLIBLE enum err h_workers_list(struct req *r);
+FALLIBLE enum err h_nodes_list(struct req *r);
+FALLIBLE enum err h_node_drain(struct req *r);
+FALLIBLE enum err h_node_undrain(struct req *r);
 FALLIBLE enum err h_events(struct req *r);
 FALLIBLE enum err h_audit(struct req *r);
 

@@ -55,6 +55,16 @@ static const struct option table[] = {
 	{ "log-format", FORMAT, AT(log_json), "logfmt", "logfmt|json", "form of the log lines on standard error" },
 	{ "otlp-endpoint", TEXT, AT(otlp_endpoint), NULL, "URL",
 	  "OpenTelemetry collector that gets a span of each job and of its stages, such as http://localhost:4318" },
+	{ "cluster", TEXT, AT(cluster), NULL, "URL[,URL]...",
+	  "etcd's servers, such as http://127.0.0.1:2379: this daemon is a node of a cluster" },
+	{ "node", TEXT, AT(node), NULL, "NAME", "its name in the cluster" },
+	{ "advertise", TEXT, AT(advertise), NULL, "HOST:PORT", "where the other nodes reach it" },
+	{ "cluster-prefix", TEXT, AT(cluster_prefix), "/dcpd", "PREFIX", "of the cluster's keys in etcd" },
+	{ "cluster-ttl", DURATION, AT(cluster_ttl_ms), "10s", "TIME", "a node that etcd has not heard of for so long is away" },
+	{ "cluster-ca", TEXT, AT(cluster_ca), NULL, "FILE", "PEM certificates of the authorities for etcd and the other nodes" },
+	{ "cluster-cert", TEXT, AT(cluster_cert), NULL, "FILE", "PEM certificate that etcd is shown" },
+	{ "cluster-key", TEXT, AT(cluster_key), NULL, "FILE", "its PEM key" },
+	{ "cluster-user", TEXT, AT(cluster_user), NULL, "FILE", "its first line is USER:PASSWORD, for etcd" },
 	{ "web-root", TEXT, AT(web_root), NULL, "DIR", "serve the page's files from here, not from inside the program" },
 	{ "worker-path", TEXT, AT(worker_path), NULL, "FILE", "the worker program; default dcpd-worker beside this program" },
 	{ "io-engine", ENGINE, AT(io_engine), "auto", "auto|io_uring|threads", "how workers read and write" },
@@ -602,6 +612,7 @@ static FALLIBLE enum err derive(struct config *c, char *const *env)
 				return ERR(CONFIG, "storage \"%s\": the name is used twice", c->storage.items[i]);
 	TRY(config_tier_derive(c));
 	TRY(config_s3_derive(c));
+	TRY(config_cluster_check(c));
 	TRY(set_printf(&c->journal_file, "%s/journal.db", c->state_dir));
 	TRY(set_printf(&c->token_file, "%s/token", c->state_dir));
 	return set_printf(&c->tokens_file, "%s/tokens", c->state_dir);

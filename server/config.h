@@ -47,6 +47,10 @@ struct config {
 	bool insecure_http;
 	bool log_json;
 	char *otlp_endpoint;                   /* NULL: no traces */
+	char *cluster;                         /* etcd's servers, "URL,…"; NULL: a daemon by itself */
+	char *node, *advertise;                /* its name in the cluster, and HOST:PORT where the others reach it; checked */
+	char *cluster_prefix, *cluster_ca, *cluster_cert, *cluster_key, *cluster_user;
+	int64_t cluster_ttl_ms;                /* of a node's lease */
 	char *web_root;                        /* NULL: the files inside the binary */
 	bool check_config, print_config, help, version;
 	char *manual;                          /* "8", "5": the page to print; NULL: none */
@@ -99,6 +103,7 @@ FALLIBLE enum err config_access_derive(struct config *c, bool is_service);
 FALLIBLE enum err config_mode(struct str text, uint64_t *out);           /* "0640" */
 FALLIBLE enum err config_tier_derive(struct config *c);
 FALLIBLE enum err config_s3_derive(const struct config *c);
+FALLIBLE enum err config_cluster_check(const struct config *c);
 /* The options of a storage on S3, texts by their names; NULL: none is set. */
 FALLIBLE enum err config_s3_options(const struct config *c, struct str storage, json_t **out);
 /* --check-config: says what is wrong with the folders, sockets and files that it names, a line each. How many there are. */

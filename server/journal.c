@@ -26,6 +26,7 @@ static const char *const change_sql[CHANGE_MAX] = {
 	[PRUNE_AGE] = "DELETE FROM jobs WHERE ended = 1 AND finished_ms < ?1",
 	[PRUNE_KEYS] = "DELETE FROM keys WHERE created_ms < ?1",
 	[PUT_WALL] = "INSERT OR REPLACE INTO meta VALUES('wall_ms', ?1)",
+	[PUT_CLUSTER] = "INSERT OR REPLACE INTO meta VALUES('cluster', ?1)",
 	[PUT_SERVICE] = "UPDATE meta SET value = ?1 WHERE key = 'service_ms'",
 	[PUT_KEY] = "INSERT OR REPLACE INTO keys VALUES(?1,?2,?3,?4,?5,?6)",
 	[PUT_STATE_DICT] = "INSERT INTO state_dicts VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10) ON CONFLICT(name) DO UPDATE SET"
@@ -609,6 +610,16 @@ uint64_t journal_id(const struct journal *j)
 int64_t journal_service_ms(const struct journal *j)
 {
 	return j->service_ms;
+}
+
+int64_t journal_cluster(const struct journal *j)
+{
+	return j->cluster;
+}
+
+void journal_put_cluster(struct journal_txn *t, int64_t cluster)
+{
+	put_int(add(t, PUT_CLUSTER), cluster);
 }
 
 int64_t journal_wall_ms(const struct journal *j)

@@ -40,6 +40,7 @@ uint64_t journal_waiting(struct journal *j);         /* without those that are h
 uint64_t journal_id(const struct journal *j);        /* random, made with the file: whose segments are whose */
 uint64_t journal_digest(struct str body);            /* of a request's body; stable over builds */
 int64_t journal_service_ms(const struct journal *j); /* service time when it was last written */
+int64_t journal_cluster(const struct journal *j);    /* the cluster that this state directory belonged to at the start; 0: none */
 int64_t journal_wall_ms(const struct journal *j);    /* wall clock when service time was last written; 0: not known */
 
 struct journal_txn *journal_txn_new(struct journal *j);
@@ -66,6 +67,7 @@ void journal_put_plan(struct journal_txn *t, const char *id, struct str plan);
  * attempts and audit rows beyond JOURNAL_VERDICTS_MAX, JOURNAL_ATTEMPTS_MAX and JOURNAL_AUDIT_MAX. */
 void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int64_t keys_before_ms);
 void journal_put_service(struct journal_txn *t, int64_t service_ms);
+void journal_put_cluster(struct journal_txn *t, int64_t cluster);
 
 struct journal_key {
 	const char *scope;          /* "job", "state_dict" */

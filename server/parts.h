@@ -43,6 +43,7 @@ struct server {
 	struct policies *policies;
 	struct webhooks *webhooks;
 	struct chains *chains;
+	struct cluster *cluster;      /* NULL: a daemon by itself */
 	struct tracer *tracer;        /* NULL: no spans are sent */
 	int64_t started_ms;           /* wall clock */
 	uint64_t boot;                /* starts of this state dir, from the journal; 1 at the first */

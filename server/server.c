@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "server/service_clock.h"
 #include "server/chain.h"
+#include "server/cluster.h"
 #include "server/config.h"
 #include "server/devices.h"
 #include "server/errdoc.h"
@@ -181,6 +182,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(webhooks_new(s));
 	TRY(chains_new(s));
 	TRY(tracer_new(s, &s->tracer));
+	TRY(cluster_new(s, &s->cluster));
 	TRY(jobs_recover(s));
 	TRY(state_dict_orphans_start(s));
 	TRY(flushers_new(s, &s->flushers));
@@ -224,6 +226,7 @@ void server_free(struct server *s)
 	loop_timer_stop(&s->drain_timer);
 	loop_timer_stop(&s->trash_tick);
 	s->draining = true;
+	cluster_leave(s->cluster);
 	if (s->journal) {
 		struct journal_txn *t = journal_txn_new(s->journal);
 		journal_put_service(t, clock_service_ms());
@@ -241,6 +244,7 @@ void server_free(struct server *s)
 	flushers_free(s->flushers);
 	chains_free(s->chains);
 	webhooks_free(s->webhooks);
+	cluster_free(s->cluster);
 	devices_free(s->devices);
 	workers_free(s->workers);
 	policy_all_free(s->policies);
@@ -265,6 +269,7 @@ void server_measure(struct server *s)
 {
 	gauges_fill(&(struct gauge_parts){ s->metrics, s->jobs, s->journal, s->runs, s->tiers, s->state_dicts, s->storages,
 					   s->workers, s->started_ms });
+	cluster_fill(s->cluster, s->metrics);
 }
 
 /* ---- the end ---- */

@@ -56,6 +56,7 @@ ORDER = {
     "server": """
         service_clock principal trace parts.h errdoc table webhook_address webhook_sign config gang_rendezvous
         loop
+        courier
         events metrics unread
         journal_read
         journal_open
@@ -68,7 +69,7 @@ ORDER = {
         tier
         resume_choice save_interval
         runs
-        follower chain_steps webhook_send
+        follower chain_steps
         gang
         lookup
         storage_probe
@@ -93,6 +94,8 @@ ORDER = {
         job_run
         job_create job_ops
         job_all
+        etcd
+        cluster_nodes cluster
         webhook_queue webhook
         tracer
         chain_set chain

@@ -1,5 +1,5 @@
 """The API's resources as Python objects: `client.jobs`, `.checkpoints`, `.state_dicts`, `.storages`, `.transforms`,
-`.runs`, `.webhooks`, `.chains`.
+`.runs`, `.webhooks`, `.chains`, `.nodes`.
 
 Records come back as the plain dicts of the HTTP API, so that everything `api/openapi.yaml` says holds here; a `Job` and a list of
 checkpoints know in addition how to show themselves.
@@ -510,6 +510,21 @@ class Audit(_Resource):
         return list(itertools.islice(self._pages("/v1/audit", "audit", page_size=min(limit or 1000, 1000)), limit))
 
 
+class Nodes(_Resource):
+    """The nodes of the daemon's cluster (api/cluster.md)."""
+
+    def list(self) -> List[Dict[str, Any]]:
+        """name, state (joined, draining, drained, away), advertise, version, jobs, storages; none without a cluster."""
+        return list(self._t.request("GET", "/v1/nodes")["nodes"])
+
+    def drain(self, name: str, *, wait: float = 0) -> Dict[str, Any]:
+        """Gives the node no new work. Returns it when its jobs have ended, or after `wait` seconds (at most 60)."""
+        return dict(self._t.request("POST", f"/v1/nodes/{quote(name)}:drain?wait={int(wait * 1000)}ms", {}, idempotent=True))
+
+    def undrain(self, name: str) -> Dict[str, Any]:
+        return dict(self._t.request("POST", f"/v1/nodes/{quote(name)}:undrain", {}, idempotent=True))
+
+
 class Client:
     """A connection to one daemon. Threads and forked children may use it; it can be pickled. `with` closes it."""
 
@@ -520,6 +535,7 @@ class Client:
         self.audit = Audit(transport)
         self.transforms, self.runs, self.policies = Transforms(transport), Runs(transport), Policies(transport)
         self.webhooks, self.chains = Webhooks(transport), Chains(transport)
+        self.nodes = Nodes(transport)
         self._caps: Optional[Dict[str, Any]] = None
         self.early = self.rings = True  # until this daemon refuses: see _early.py, _ring.py
 

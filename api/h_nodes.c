@@ -1,0 +1,51 @@
+/* h_nodes.c: /v1/nodes: the nodes of the cluster (server/cluster.h). */
+#include "api/h_common.h"
+#include "api/handlers.h"
+#include "base/jval.h"
+#include "server/cluster.h"
+#include "server/parts.h"
+
+enum { ANSWER_MAX = 16 << 20 };
+
+FALLIBLE enum err h_nodes_list(struct req *r)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(ANSWER_MAX);
+
+	TRY(cluster_put_nodes(r->core->cluster, &b));
+	return req_json(r, 200, &b);
+}
+
+static FALLIBLE enum err answer(struct req *r)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(ANSWER_MAX);
+
+	TRY(cluster_put_node(r->core->cluster, r->parts[2], &b));
+	return req_json(r, 200, &b);
+}
+
+static void on_waited(void *user, enum err e)
+{
+	req_done(user, e ? e : answer(user));
+}
+
+static FALLIBLE enum err wish(struct req *r, bool drain)
+{
+	struct jval root = JVAL_ROOT(r->body);
+	unsigned wait_ms = 0;
+
+	TRY(r->body ? jval_only(&root, (const char *const[]){ NULL }) : OK);
+	TRY(req_query_wait(r, &wait_ms));
+	req_hold(r);
+	cluster_drain(r->core, r->parts[2], drain, wait_ms, on_waited, r);
+	return OK;
+}
+
+FALLIBLE enum err h_node_drain(struct req *r)
+{
+	return wish(r, true);
+}
+
+FALLIBLE enum err h_node_undrain(struct req *r)
+{
+	return wish(r, false);
+}

@@ -1,0 +1,277 @@
+/* cluster_nodes.c: the cluster's nodes as the last look at etcd saw them, and the wish that one of them be drained. */
+#include <stdio.h>
+
+#include "base/jtext.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/num.h"
+#include "server/cluster_impl.h"
+#include "server/metrics.h"
+#include "server/parts.h"
+
+enum { LOOK_MS = 5000 }; /* the next look comes sooner, unless etcd is away */
+
+static const char *const state_names[CLUSTER_STATES] = { "joined", "draining", "drained", "away" };
+
+/* ---- the last look ---- */
+
+static void drop_nodes(struct cluster *c)
+{
+	each(n, c->nodes.v, c->nodes.n)
+		json_decref(n->member);
+	c->nodes.n = 0;
+}
+
+static struct cluster_node *find(const struct cluster *c, struct str name)
+{
+	each(n, c->nodes.v, c->nodes.n)
+		if (str_is(name, n->name))
+			return n;
+	return NULL;
+}
+
+/* The name in a row's key. ERR_CLUSTER_UNAVAILABLE: it is none. */
+static FALLIBLE enum err name_of(const struct cluster *c, const char *kind, const json_t *row, char out[CLUSTER_NAME_MAX + 1])
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(CLUSTER_KEY_MAX);
+	char prefix[CLUSTER_KEY_MAX];
+
+	TRY(etcd_key(row, cluster_key(c, kind, "", prefix), &b));
+	if (b.len == 0 || b.len > CLUSTER_NAME_MAX || memchr(b.p, '\0', b.len))
+		return ERR(CLUSTER_UNAVAILABLE, "etcd holds a node whose name is none");
+	memcpy(out, b.p, b.len);
+	out[b.len] = '\0';
+	return OK;
+}
+
+static FALLIBLE enum err take_members(struct cluster *c, const json_t *rows)
+{
+	struct cluster_node *n;
+	const json_t *row;
+	size_t i;
+
+	json_array_foreach(rows, i, row) {
+		TRY(vec_push(&c->nodes, &n));
+		*n = (struct cluster_node){ .state = CLUSTER_AWAY, .jobs = -1 };
+		TRY(name_of(c, "members/", row, n->name));
+		TRY(etcd_value(row, &n->member));
+	}
+	return OK;
+}
+
+static FALLIBLE enum err take_alive(struct cluster *c, const json_t *rows)
+{
+	char name[CLUSTER_NAME_MAX + 1];
+	const json_t *row;
+	size_t i;
+
+	json_array_foreach(rows, i, row) {
+		CLEANUP(json_decrefp) json_t *value = NULL;
+		TRY(name_of(c, "alive/", row, name));
+		TRY(etcd_value(row, &value));
+		struct cluster_node *n = find(c, str_of(name));
+		if (!n)
+			continue;
+		n->jobs = etcd_number(value, "jobs");
+		n->state = n->jobs ? CLUSTER_DRAINING : CLUSTER_DRAINED;
+		if (!json_is_true(json_object_get(value, "draining")))
+			n->state = CLUSTER_JOINED;
+	}
+	return OK;
+}
+
+/* A node that has not yet heard of the wish, or has not said that it has, may still take work. */
+static FALLIBLE enum err take_drained(struct cluster *c, const json_t *rows)
+{
+	char name[CLUSTER_NAME_MAX + 1];
+	const json_t *row;
+	bool self = false;
+	size_t i;
+
+	json_array_foreach(rows, i, row) {
+		TRY(name_of(c, "drained/", row, name));
+		struct cluster_node *n = find(c, str_of(name));
+		self = self || strcmp(name, c->name) == 0;
+		if (n && n->state == CLUSTER_JOINED)
+			n->state = CLUSTER_DRAINING;
+	}
+	if (self != c->drained)
+		log_info(self ? "this node is to be drained" : "this node takes work again", "node", c->name, NULL);
+	c->drained = self;
+	return OK;
+}
+
+FALLIBLE enum err cluster_take(struct cluster *c, const json_t *answer, size_t index)
+{
+	drop_nodes(c);
+	TRY(take_members(c, etcd_rows(answer, index)));
+	TRY(take_alive(c, etcd_rows(answer, index + 1)));
+	return take_drained(c, etcd_rows(answer, index + 2));
+}
+
+/* ---- shown ---- */
+
+static void put_node(const struct cluster_node *n, struct buf *out)
+{
+	const char *advertise = json_string_value(json_object_get(n->member, "advertise"));
+	const char *version = json_string_value(json_object_get(n->member, "version"));
+	const json_t *storages = json_object_get(n->member, "storages");
+
+	buf_puts(out, "{\"name\":");
+	buf_json_str(out, str_of(n->name));
+	buf_printf(out, ",\"state\":\"%s\"", state_names[n->state]);
+	buf_json_member(out, ",\"advertise\":", str_of(advertise ? advertise : ""));
+	buf_json_member(out, ",\"version\":", str_of(version ? version : ""));
+	if (n->jobs >= 0)
+		buf_printf(out, ",\"jobs\":%jd", (intmax_t)n->jobs);
+	buf_puts(out, ",\"storages\":");
+	if (json_is_array(storages))
+		jtext_put(out, storages);
+	else
+		buf_puts(out, "[]");
+	buf_putc(out, '}');
+}
+
+FALLIBLE enum err cluster_put_nodes(const struct cluster *c, struct buf *out)
+{
+	buf_puts(out, "{");
+	if (c) {
+		buf_puts(out, "\"node\":");
+		buf_json_str(out, str_of(c->name));
+		if (c->problem[0])
+			buf_json_member(out, ",\"problem\":", str_of(c->problem));
+		buf_puts(out, ",");
+	}
+	buf_puts(out, "\"nodes\":[");
+	for (uint64_t i = 0; c && i < c->nodes.n; i++) {
+		buf_puts(out, i ? "," : "");
+		put_node(&c->nodes.v[i], out);
+	}
+	buf_puts(out, "]}");
+	return buf_status(out);
+}
+
+static FALLIBLE enum err no_node(struct str name)
+{
+	return ERR(NOT_FOUND, "the cluster has no node \"%.*s\"", (int)num_min(name.n, 64), name.p);
+}
+
+FALLIBLE enum err cluster_put_node(const struct cluster *c, struct str name, struct buf *out)
+{
+	const struct cluster_node *n = c ? find(c, name) : NULL;
+
+	if (!n)
+		return no_node(name);
+	put_node(n, out);
+	return buf_status(out);
+}
+
+void cluster_fill(const struct cluster *c, struct metrics *m)
+{
+	unsigned counts[CLUSTER_STATES] = { 0 };
+	char labels[40];
+
+	if (!c)
+		return;
+	each(n, c->nodes.v, c->nodes.n)
+		counts[n->state]++;
+	for (int i = 0; i < CLUSTER_STATES; i++) {
+		snprintf(labels, sizeof labels, "state=\"%s\"", state_names[i]);
+		metrics_set(m, "dcpd_cluster_nodes", labels, counts[i]);
+	}
+	metrics_set(m, "dcpd_cluster_joined", "", c->problem[0] == '\0');
+	metrics_set(m, "dcpd_cluster_failures_total", "", (double)c->failures);
+}
+
+/* ---- drained ---- */
+
+FALLIBLE enum err cluster_may_begin(const struct cluster *c, bool in_memory)
+{
+	if (!c || !c->drained || in_memory)
+		return OK;
+	return ERR(DRAINING, "node \"%s\" is drained: submit at another node (dcpctl nodes), or dcpctl undrain %s", c->name, c->name);
+}
+
+static void wait_end(struct cluster_wait *w, enum err e)
+{
+	struct cluster *c = w->cluster;
+	struct cluster_wait **at = &c->waits;
+
+	while (*at != w)
+		at = &(*at)->next;
+	*at = w->next;
+	loop_timer_stop(&w->timer);
+	w->fn(w->user, e);
+	mem_free(w);
+}
+
+static void on_wait_over(void *user)
+{
+	struct cluster_wait *w = user;
+
+	w->timer = NULL;
+	wait_end(w, OK);
+}
+
+void cluster_looked(struct cluster *c)
+{
+	for (struct cluster_wait *w = c->waits, *next; w; w = next) {
+		const struct cluster_node *n = find(c, str_of(w->name));
+		bool is_so = n && n->state == (w->drain ? CLUSTER_DRAINED : CLUSTER_JOINED);
+		next = w->next;
+		if (w->after < c->looks && (is_so || w->wait_ms == 0))
+			wait_end(w, OK);
+	}
+}
+
+static void on_wished(void *user, enum err e, const json_t *answer)
+{
+	struct cluster_wait *w = user;
+
+	if (!e && !etcd_succeeded(answer))
+		e = no_node(str_of(w->name));
+	if (e) {
+		wait_end(w, e);
+		return;
+	}
+	loop_timer_start(w->cluster->server->loop, w->wait_ms ? w->wait_ms : LOOK_MS, on_wait_over, w, &w->timer);
+	w->after = w->cluster->looks + w->cluster->asking; /* a look that is under way may not have seen it */
+	cluster_hurry(w->cluster);
+}
+
+void cluster_drain(struct server *s, struct str name, bool drain, int64_t wait_ms, done_fn fn, void *user)
+{
+	struct cluster *c = s->cluster;
+	char member[CLUSTER_KEY_MAX], drained[CLUSTER_KEY_MAX];
+	CLEANUP(json_decrefp) json_t *value = json_object();
+
+	if (!c || c->problem[0]) {
+		enum err e = c ? ERR(CLUSTER_UNAVAILABLE, "%s", c->problem) : ERR(UNSUPPORTED, "there is no cluster: see --cluster");
+		loop_later(s->loop, fn, user, e);
+		return;
+	}
+	if (!find(c, name)) {
+		loop_later(s->loop, fn, user, no_node(name));
+		return;
+	}
+	struct cluster_wait *w = mem_sure(sizeof *w);
+	*w = (struct cluster_wait){ .cluster = c, .drain = drain, .after = UINT64_MAX, .wait_ms = wait_ms, .fn = fn, .user = user,
+				    .next = c->waits };
+	memcpy(w->name, name.p, name.n); /* no longer than a node's */
+	c->waits = w;
+	cluster_key(c, "members/", w->name, member);
+	cluster_key(c, "drained/", w->name, drained);
+	json_t *wish = json_pack("[o]", drain ? etcd_put(drained, value, 0) : etcd_delete(drained));
+	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_pack("[o]", etcd_present(member)), wish, json_array()), on_wished, w);
+}
+
+void cluster_nodes_free(struct cluster *c)
+{
+	for (struct cluster_wait *w = c->waits, *next; w; w = next) {
+		next = w->next;
+		loop_timer_stop(&w->timer);
+		mem_free(w);
+	}
+	drop_nodes(c);
+	vec_free(&c->nodes);
+}

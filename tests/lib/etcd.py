@@ -1,0 +1,99 @@
+"""A real etcd on loopback (Debian's etcd-server), and daemons that are nodes of one cluster on it."""
+import base64
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.request
+
+import pytest
+
+import dcpd as lib
+
+PROGRAM = shutil.which("etcd")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def needed():
+    if not PROGRAM:
+        pytest.skip("no etcd here: Debian's package is etcd-server")
+
+
+class Etcd:
+    """One server with a folder and ports of its own. stop() and start() keep what it holds."""
+
+    def __init__(self, home, *args):
+        needed()
+        self.home, self.args = home, args
+        self.port, self.peer = free_port(), free_port()
+        self.url, self.process, self.user = f"http://127.0.0.1:{self.port}", None, None
+        self.start()
+
+    def start(self):
+        with open(f"{self.home}/etcd.log", "ab") as log:
+            peer = f"http://127.0.0.1:{self.peer}"
+            self.process = subprocess.Popen(
+                [PROGRAM, "--data-dir", f"{self.home}/etcd", "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
+                 "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", *self.args],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        lib.wait_for(self.answers, 20, "etcd answers")
+
+    def answers(self):
+        with contextlib.suppress(OSError):
+            return self.ask("kv/range", {"key": base64.b64encode(b"x").decode()}) is not None
+        return False
+
+    def ask(self, path, body, token=None):
+        r = urllib.request.Request(f"{self.url}/v3/{path}", json.dumps(body).encode(), {"Authorization": token} if token else {})
+        with urllib.request.urlopen(r, timeout=20) as answer:
+            return json.loads(answer.read())
+
+    def keys(self, prefix="/dcpd/"):
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        code = lambda s: base64.b64encode(s.encode()).decode()
+        rows = self.ask("kv/range", {"key": code(prefix), "range_end": code(end)}).get("kvs", [])
+        return {base64.b64decode(row["key"]).decode(): json.loads(base64.b64decode(row["value"])) for row in rows}
+
+    def put(self, key, value):
+        code = lambda s: base64.b64encode(s.encode()).decode()
+        self.ask("kv/put", {"key": code(key), "value": code(value)})
+
+    def pause(self):
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self):
+        self.process.send_signal(signal.SIGCONT)
+
+    def stop(self):
+        if self.process:
+            self.go_on()
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+class Node(lib.Daemon):
+    """A daemon of a cluster; `main` is a storage that all nodes share."""
+
+    def __init__(self, home, etcd, name, storages, args=(), ttl="2s", **kw):
+        self.name, self.http = name, free_port()
+        url, at = etcd if isinstance(etcd, str) else etcd.url, f"127.0.0.1:{self.http}"
+        args = ["--cluster", url, "--node", name, "--advertise", at, "--listen", at, "--cluster-ttl", ttl, *args]
+        super().__init__(home, storages, args, tcp=False, **kw)
+
+    def nodes(self):
+        return {n["name"]: n["state"] for n in self.api.get("/v1/nodes").ok(200)["nodes"]}
+
+    def sees(self, **states):
+        """The nodes, once they are in these states."""
+        return lib.wait_for(lambda: (got := self.nodes()) == states and got, 20, f"{self.name} sees {states}, not {self.nodes()}")
+
+    def warnings(self):
+        return " ".join(self.api.get("/readyz").ok(200)["warnings"])

@@ -1,0 +1,127 @@
+/* Answers of etcd's gateway as a node reads them: numbers are strings, false and 0 are left out, and any of them may lie. */
+#include "lib/t.h"
+
+#include <jansson.h>
+
+#include "base/jtext.h"
+#include "server/cluster.h"
+#include "server/cluster_impl.h"
+#include "server/config.h"
+#include "server/etcd.h"
+#include "server/parts.h"
+
+static json_t *row(const char *key, const char *value)
+{
+	CLEANUP(buf_free) struct buf k = BUF_INIT(4096), v = BUF_INIT(4096);
+
+	buf_base64(&k, key, strlen(key));
+	buf_base64(&v, value, strlen(value));
+	json_t *made = json_pack("{s:s%, s:s%, s:s}", "key", k.p, k.len, "value", v.p, v.len, "mod_revision", "7");
+	assert_non_null(made);
+	return made;
+}
+
+static json_t *answer_of(json_t *members, json_t *alive, json_t *drained)
+{
+	json_t *made = json_pack("{s:[{s:{s:o}}, {s:{s:o}}, {s:{s:o}}]}", "responses", "response_range", "kvs", members,
+				 "response_range", "kvs", alive, "response_range", "kvs", drained);
+
+	assert_non_null(made);
+	return made;
+}
+
+static struct config config = { .cluster_prefix = (char *)"/t" };
+static struct server server = { .config = &config };
+
+static void states_follow_from_what_etcd_holds(void **)
+{
+	struct cluster c = { .server = &server, .name = "b" };
+	CLEANUP(buf_free) struct buf shown = BUF_INIT(4096);
+	CLEANUP(json_decrefp) json_t *doc = answer_of(
+		json_pack("[o, o, o, o, o]", row("/t/members/a", "{\"advertise\":\"h:1\"}"), row("/t/members/b", "{}"),
+			  row("/t/members/c", "{}"), row("/t/members/d", "{}"), row("/t/members/e", "{}")),
+		json_pack("[o, o, o, o, o]", row("/t/alive/a", "{\"jobs\":2}"), row("/t/alive/b", "{\"jobs\":0,\"draining\":true}"),
+			  row("/t/alive/c", "{\"jobs\":1,\"draining\":true}"), row("/t/alive/d", "{\"jobs\":0}"),
+			  row("/t/alive/stranger", "{}")),
+		json_pack("[o, o]", row("/t/drained/b", "{}"), row("/t/drained/d", "{}")));
+	static const enum cluster_state wanted[] = { CLUSTER_JOINED, CLUSTER_DRAINED, CLUSTER_DRAINING, CLUSTER_DRAINING, CLUSTER_AWAY };
+
+	assert_int_equal(cluster_take(&c, doc, 0), OK);
+	assert_int_equal(c.nodes.n, 5);
+	for (size_t i = 0; i < 5; i++)
+		assert_int_equal(c.nodes.v[i].state, wanted[i]);
+	assert_true(c.drained);
+	assert_int_equal(cluster_may_begin(&c, false), ERR_DRAINING);
+	assert_int_equal(cluster_may_begin(&c, true), OK);
+	assert_int_equal(cluster_may_begin(NULL, false), OK);
+	assert_int_equal(cluster_put_node(&c, STR("a"), &shown), OK);
+	assert_non_null(memmem(shown.p, shown.len, "\"advertise\":\"h:1\"", 17));
+	assert_int_equal(cluster_put_node(&c, STR("f"), &shown), ERR_NOT_FOUND);
+	cluster_nodes_free(&c);
+}
+
+static void values_that_are_none_of_dcpds_are_refused(void **)
+{
+	static const struct {
+		const char *key, *value;
+	} bad[] = {
+		{ "/t/members/a", "no JSON" },
+		{ "/t/members/a", "[]" },
+		{ "/t/members/", "{}" },
+		{ "/other/members/a", "{}" },
+		{ "/t/members/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "{}" },
+	};
+
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		struct cluster c = { .server = &server, .name = "b" };
+		CLEANUP(json_decrefp) json_t *doc = answer_of(json_pack("[o]", row(bad[i].key, bad[i].value)), json_array(), json_array());
+		assert_int_equal(cluster_take(&c, doc, 0), ERR_CLUSTER_UNAVAILABLE);
+		cluster_nodes_free(&c);
+	}
+}
+
+static void an_answer_of_something_else_is_no_crash(void **)
+{
+	static const char *const texts[] = { "{}", "{\"responses\":3}", "{\"responses\":[{\"response_range\":{\"kvs\":[1,null,{}]}}]}",
+					     "{\"responses\":[{\"response_range\":{\"kvs\":[{\"key\":\"%%\",\"value\":\"e30=\"}]}}]}" };
+
+	for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+		struct cluster c = { .server = &server, .name = "b" };
+		CLEANUP(json_decrefp) json_t *doc = NULL;
+		assert_int_equal(jtext_parse(str_of(texts[i]), 0, &doc), OK);
+		assert_int_equal(cluster_take(&c, doc, 0) != OK, i >= 2);
+		cluster_nodes_free(&c);
+	}
+}
+
+static void numbers_are_strings_and_may_be_missing(void **)
+{
+	CLEANUP(json_decrefp) json_t *doc = json_pack("{s:s, s:i, s:s, s:s}", "a", "7587862113412345678", "b", 5, "c", "-1", "d", "x");
+
+	assert_int_equal(etcd_number(doc, "a"), INT64_C(7587862113412345678));
+	assert_int_equal(etcd_number(doc, "b"), 5);
+	assert_int_equal(etcd_number(doc, "c"), 0);
+	assert_int_equal(etcd_number(doc, "d"), 0);
+	assert_int_equal(etcd_number(doc, "e"), 0);
+	assert_false(etcd_succeeded(doc));
+}
+
+static void a_part_without_memory_makes_no_transaction(void **)
+{
+	CLEANUP(json_decrefp) json_t *none = etcd_txn(json_array(), json_pack("[o]", etcd_put("k", NULL, 0)), json_array());
+
+	assert_null(none);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(states_follow_from_what_etcd_holds),
+		cmocka_unit_test(values_that_are_none_of_dcpds_are_refused),
+		cmocka_unit_test(an_answer_of_something_else_is_no_crash),
+		cmocka_unit_test(numbers_are_strings_and_may_be_missing),
+		cmocka_unit_test(a_part_without_memory_makes_no_transaction),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
