@@ -16,12 +16,14 @@
 
 struct heads {
 	unsigned host, length, encoding, type, auth;
+	bool spaced;                  /* a name with a space: a proxy in front may take it for the name without */
 };
 
 static enum MHD_Result count_head(void *user, enum MHD_ValueKind, const char *key, const char *)
 {
 	struct heads *n = user;
 
+	n->spaced |= key[strcspn(key, " \t")] != '\0';
 	switch (key[0] | 0x20) {
 	case 'h':
 		n->host += strcasecmp(key, "Host") == 0;
@@ -67,6 +69,10 @@ FALLIBLE enum err guard_head(struct req *r, const char *version)
 	MHD_get_connection_values(r->conn, MHD_HEADER_KIND, count_head, &n);
 	if (n.length > 1 || n.encoding > 1 || n.type > 1 || n.auth > 1)
 		return ERR(INVALID_REQUEST, "a header that must be single is given more than once");
+	if (n.spaced)
+		return ERR(INVALID_REQUEST, "a header's name has a space in it");
+	if (!http_body_ends(r))
+		return ERR(INVALID_REQUEST, "the only Transfer-Encoding that is understood is chunked");
 	if (n.length && n.encoding)
 		return ERR(INVALID_REQUEST, "Content-Length and Transfer-Encoding at once");
 	TRY(check_host(r, version, n.host));

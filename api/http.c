@@ -12,6 +12,7 @@
 #include <event2/event.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <strings.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -215,6 +216,13 @@ static enum MHD_Result refuse(struct req *r, enum err e)
 	return r->answer ? send_answer(r) : MHD_NO;
 }
 
+bool http_body_ends(const struct req *r)
+{
+	const char *coding = MHD_lookup_connection_value(r->conn, MHD_HEADER_KIND, MHD_HTTP_HEADER_TRANSFER_ENCODING);
+
+	return !coding || strcasecmp(coding, "chunked") == 0;
+}
+
 /* An answer before the end of the request makes libmicrohttpd close the connection, and the reset that follows can overtake the
  * answer. So a refusal waits until the body has been read and dropped, but for a client that asked first (Expect). */
 static enum MHD_Result keep_refusal(struct req *r)
@@ -228,7 +236,9 @@ static enum MHD_Result keep_refusal(struct req *r)
 
 static enum MHD_Result refuse_after_body(struct req *r, enum err e)
 {
-	return MHD_lookup_connection_value(r->conn, MHD_HEADER_KIND, MHD_HTTP_HEADER_EXPECT) ? refuse(r, e) : keep_refusal(r);
+	const char *expect = MHD_lookup_connection_value(r->conn, MHD_HEADER_KIND, MHD_HTTP_HEADER_EXPECT);
+
+	return expect || !http_body_ends(r) ? refuse(r, e) : keep_refusal(r);
 }
 
 /* The head is complete: what can be refused is refused before the body is read. */

@@ -168,6 +168,7 @@ bool http_drained(const struct http *h);
 bool http_draining(const struct http *h);
 void http_free(struct http *h);
 void http_wake(struct req *r);                                         /* its answer is there */
+bool http_body_ends(const struct req *r);                              /* false: a coding of which only the connection's end shows it */
 void http_drop_body(struct req *r);                                    /* nobody looks at it any more */
 void http_kick(struct http *h);                                        /* something was resumed: run soon */
 uint32_t http_listeners(const struct http *h);

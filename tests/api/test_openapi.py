@@ -44,6 +44,34 @@ def test_every_operation_has_examples():
                 assert "example" in shown or "examples" in shown, (method, path)
 
 
+def members(spec, schema, value, at):
+    """Paths of the members of `value` that its schema does not name, where it names any."""
+    while "$ref" in schema:
+        found = spec
+        for key in schema["$ref"].split("/")[1:]:
+            found = found[key]
+        schema = found
+    if isinstance(value, list):
+        return [x for v in value for x in members(spec, schema.get("items", {}), v, f"{at}[]")]
+    if not isinstance(value, dict) or "properties" not in schema or isinstance(schema.get("additionalProperties"), dict):
+        return []
+    named = schema["properties"]
+    return [x for k, v in value.items() for x in (members(spec, named[k], v, f"{at}.{k}") if k in named else [f"{at}.{k}"])]
+
+
+def test_examples_have_no_members_that_are_not_described():
+    """What a daemon answers is in the schemas, so that generated clients know it; results and plans differ by kind, and are in words."""
+    spec, unknown = yaml.safe_load(YAML), []
+    for path, methods in spec["paths"].items():
+        for method, op in methods.items():
+            for r in op["responses"].values() if method != "parameters" else []:
+                shown = r.get("content", {}).get("application/json", {})
+                if "example" in shown:
+                    unknown += members(spec, shown["schema"], shown["example"], f"{method} {path}")
+    planned = {f"post /v1/jobs.{x}" for x in ("divergent", "generation", "plan_reused")}
+    assert [x for x in unknown if ".result." not in x and x not in planned] == []
+
+
 def test_codes():
     codes = re.findall(r"^X\((\w+),", (ROOT / "worker/base/err.def").read_text(), re.M)
     block = re.search(r"\n    Code:\n.*?enum: \[([^\]]*)\]", YAML, re.S)[1]
