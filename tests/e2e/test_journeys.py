@@ -117,8 +117,9 @@ def test_a_run_shows_what_retention_does_and_holds_keep(page, world):  # noqa: F
     page.click("#confirm-yes")
     expect(row(200)).not_to_contain_text("held")
     row(400).get_by_role("button", name="Alias for step-400").click()
+    expect(page.locator("#alias-name")).to_be_focused()
     page.fill("#alias-name", "demo")
-    page.click("#confirm-yes")
+    page.keyboard.press("Enter")
     expect(row(400)).to_contain_text("demo")
 
 
@@ -160,12 +161,14 @@ def test_a_policy_says_what_it_removes_before_it_is_kept(page, world):  # noqa: 
     expect(page.get_by_role("img", name=f"{w.RUN}: 2 of 6 checkpoints go")).to_be_visible()
     page.check("#policy-paused")
     accessible(page)
-    page.get_by_role("button", name="Keep this policy").click()
+    page.fill("#keep-every-steps", "150")
+    page.keyboard.press("Enter")
     tight = page.locator("[data-policy=tight]")
     expect(tight.locator(".state")).to_have_text("paused")
-    assert world.api.get("/v1/policies/tight").ok(200)["paused"] is True
+    kept = world.api.get("/v1/policies/tight").ok(200)
+    assert kept["paused"] is True and kept["keep"] == {"last": 1, "every_steps": 150}, "Enter keeps what was typed last"
     page.get_by_role("button", name="Go on with tight").click()
-    expect(page.locator("#confirm-text")).to_contain_text("It removes 2,")
+    expect(page.locator("#confirm-text")).to_contain_text("It removes 1,")
     page.click("#confirm-no")
     page.get_by_role("button", name="Delete tight").click()
     page.click("#confirm-yes")
@@ -348,6 +351,14 @@ def test_hostile_names_are_text(page, world):  # noqa: F811
         expect(page.locator("#tensor-name")).to_have_text(name)
         page.get_by_role("button", name="Draw it").click()
         expect(page.locator("#tensor-heat canvas")).to_be_visible()
+    go(page, "policies")
+    expect(page.locator("#policies")).to_contain_text("main:odd")
+    go(page, "policies/%2B?storage=main&match=odd")
+    expect(page.locator("#policy-fates")).to_contain_text("odd/<script>alert(2)<")
+    go(page, "runs/main/odd")
+    expect(page.locator("#run-timeline a")).to_have_attribute("aria-label", re.compile("^<script>alert"))
+    go(page, at_checkpoint("main:odd/<script>alert(2)<"))
+    page.locator(".virtual-row button").filter(has_text=w.ODD[1]).first.click()
     isolated = page.locator("#tensor-name bdi").evaluate("e => getComputedStyle(e).unicodeBidi")
     assert isolated == "isolate"
     assert page.locator("main img, main script").count() == 0

@@ -413,6 +413,20 @@ def test_shows_what_the_daemon_says_of_itself(page, fake):
     expect(page.locator("#notices")).to_be_empty()
 
 
+def test_says_when_a_disk_is_full_by_what_was_measured(page, fake):
+    hour = {"bytes": 3 * MIB, "seconds": 7200}
+    fake.storages = [storage("main", growth=hour), storage("still", growth={**hour, "bytes": -1}),
+                     storage("fresh", growth={**hour, "seconds": 700})]
+    fake.capabilities = {**fake.capabilities, "token": "ops", "scope": "submit"}
+    enter(page, fake, "")
+    words = lambda name: page.locator(f"[data-storage={name}] .forecast")  # noqa: E731
+    expect(words("main")).to_have_text("full in 20 h 0 min at 1.5 MiB an hour (measured over 2 h 0 min)")
+    expect(words("still")).to_have_text("free space does not shrink (measured over 2 h 0 min)")
+    expect(words("fresh")).to_have_text("nothing was written in the last day")
+    expect(page.locator(".problems")).to_contain_text("Storage main")
+    expect(page.locator("#who-words")).to_have_text("token ops, may submit jobs")
+
+
 def test_hostile_and_long_names_are_only_text(page, fake):
     name = "<img src=x onerror=alert(1)>" + "x" * 180
     fqn = "model." + ".".join(f"layer{n}" for n in range(300))

@@ -91,16 +91,19 @@ function storageSelect(id, empty) {
 	return h("select", { id }, empty ? h("option", { value: "" }, empty) : null, store.storages.map((s) => h("option", {}, s.name)));
 }
 
+let draft = EXAMPLE;                 // what was typed last: a refusal does not lose it
+
 async function newChain() {
 	const name = h("input", { id: "chain-name", maxlength: "64", spellcheck: "false" }), match = h("input", { id: "chain-match",
 		value: "*", spellcheck: "false" });
-	const steps = h("textarea", { id: "chain-steps", rows: "6", spellcheck: "false" }, EXAMPLE),
+	const steps = h("textarea", { id: "chain-steps", rows: "6", spellcheck: "false" }, draft),
 		storage = storageSelect("chain-storage");
 	if (!(await confirm("New chain", "Its steps run in order for each checkpoint that becomes durable: verify, export, copy, delete.",
 		"Set it",
 		[h("div", { class: "fields" }, field("chain-name", "Name", name), field("chain-storage", "Storage", storage),
 			field("chain-match", "Runs", match)),
 			field("chain-steps", "Steps (JSON)", steps)]))) return;
+	draft = steps.value;
 	await act(`set chain ${name.value.trim()}`, () => call("PUT", chainPath(name.value.trim()),
 		{ storage: storage.value, match: match.value.trim() || "*", steps: JSON.parse(steps.value) }));
 }

@@ -63,6 +63,10 @@ function edited() {
 
 async function save(event) {
 	event.preventDefault();
+	clearTimeout(timer);
+	const mine = at;
+	await preview();                 // Enter may come before the pause after the last key is over
+	if (mine !== at) return;
 	const name = nameNow(), doc = at.document, goes = at.shown?.remove || [];
 	if (!doc || at.problem) return;
 	const paused = $("policy-paused").checked, put = { ...doc, ...(paused && { paused }), ...($("policy-confirm").checked
@@ -190,10 +194,7 @@ export function mount(root, route, page) {
 		|| {}))))];
 	fill(root, [h("p", { class: "crumbs" }, h("a", { href: "#/policies" }, "All policies")),
 		h("h2", { id: "h-policy", tabindex: "-1" }, title(route)),
-		h("form", { class: "panel", "aria-label": "Policy", submit: (event) => {
-			if (at.problem) at.problem = null;
-			save(event);
-		} },
+		h("form", { class: "panel", "aria-label": "Policy", submit: save },
 		h("div", { class: "fields" }, at.isNew ? field("policy-name", "Name", input("policy-name", { required: true,
 			maxlength: "64",
 			pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]*", placeholder: "nightly" })) : null,

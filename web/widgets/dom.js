@@ -151,8 +151,10 @@ export function confirm(title, words, yes, more = []) {
 	$("confirm-yes").className = yes.startsWith("Yes") ? "danger" : "primary";
 	fill($("confirm-more"), more);
 	dialog.returnValue = "no";
+	$("confirm-no").onclick = () => dialog.close("no");      // no submit button: Enter in a field means yes
 	dialog.showModal();
-	$("confirm-no").focus();
+	const first = $("confirm-more").querySelector("input, select, textarea");
+	(yes.startsWith("Yes") || !first ? $("confirm-no") : first).focus();
 	return new Promise((resolve) => {
 		dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
 	});
