@@ -15,7 +15,7 @@ const later = (name) => () => import(`./views/${name}.js`);
 const VIEWS = {
 	"": async () => overview, runs: later("runs"), run: later("run"), jobs: later("jobs"), job: later("job"),
 	checkpoints: later("checkpoints"), checkpoint: later("checkpoint"), reshard: later("reshard"), compare: later("compare"),
-	policies: later("policies"), policy: later("policy"), automation: later("automation"), audit: later("audit"),
+	policies: later("policies"), policy: later("policy"), automation: later("automation"), audit: later("audit"), nodes: later("nodes"),
 	"state-dicts": later("memory"), storages: later("storages"), workers: later("workers"), doctor: later("doctor"),
 };
 const ONE = { runs: "run", jobs: "job", checkpoints: "checkpoint", policies: "policy" };
@@ -50,6 +50,8 @@ function counts() {
 	text($("count-state-dicts"), number(store.stateDicts.length));
 	text($("count-storages"), number(store.storages.length));
 	text($("count-workers"), number(store.workers.length));
+	$("nav-nodes").hidden = !store.nodes.node;
+	text($("count-nodes"), number(store.nodes.nodes.length));
 	text($("count-doctor"), number(store.warnings.length));
 	const you = store.capabilities;
 	$("who").hidden = !you;
@@ -264,7 +266,8 @@ function start() {
 		}
 	}, 1000);
 	setInterval(() => {
-		if (stream && !downSince && !document.hidden) ["workers", "storages", "stateDicts", "warnings", "runs"].forEach(refresh);
+		const lists = ["workers", "storages", "stateDicts", "warnings", "runs", ...(store.nodes.node ? ["nodes"] : [])];
+		if (stream && !downSince && !document.hidden) lists.forEach(refresh);
 	}, REFRESH_MS);
 	if (takeToken()) enter();
 	else login("");

@@ -63,6 +63,7 @@ class Fake:
         self.capabilities = {"version": "0.0.0", "workers": 2, "kinds": [], "uid": 0, "host": {}, "backends": {}, "devices": [],
                              "shm": {"limit_bytes": 1 << 30, "used_bytes": 0, "free_bytes": 1 << 30, "orphaned_bytes": 0}}
         self.recorded = {}           # "GET /v1/jobs?page_size=200" → what was answered once: goes before all else
+        self.nodes = {"nodes": []}   # of a cluster
         self.warnings = []           # of /readyz
         self.stalled = set()         # storages whose listing answers 504
         self.log = []                # (method, path with query, headers)
@@ -197,6 +198,8 @@ class BaseHandler(BaseHTTPRequestHandler):
                 return self.json(fake.capabilities)
             case ["policies"]:
                 return self.json({"policies": fake.policies})
+            case ["nodes"]:
+                return self.json(fake.nodes)
             case ["runs"]:
                 return self.listing("runs", [r for r in fake.runs if r["storage"] == query["storage"][0]], query)
             case ["runs", storage, run] if f"{storage}/{run}" in fake.run:
@@ -232,6 +235,11 @@ class BaseHandler(BaseHTTPRequestHandler):
         if self.path == "/v1/jobs" and fake.submitted:
             made = fake.submitted(json.loads(body))
             return self.problem(409, "busy", made) if isinstance(made, str) else self.json(made, 202)
+        if self.path.startswith("/v1/nodes/"):
+            name, _, verb = self.path.removeprefix("/v1/nodes/").partition(":")
+            node = next(n for n in fake.nodes["nodes"] if n["name"] == unquote(name))
+            node["state"] = "drained" if verb == "drain" else "joined"
+            return self.json(node)
         name, _, verb = self.path.removeprefix("/v1/jobs/").partition(":")
         job = fake.jobs.get(unquote(name))
         if job is None:

@@ -427,6 +427,30 @@ def test_says_when_a_disk_is_full_by_what_was_measured(page, fake):
     expect(page.locator("#who-words")).to_have_text("token ops, may submit jobs")
 
 
+def test_the_nodes_of_a_cluster(page, fake):
+    enter(page, fake, "workers")
+    page.evaluate("location.hash = '#/nodes'")
+    expect(page.locator("#nodes")).to_contain_text("This daemon is in no cluster.")
+    expect(page.locator("#nav-nodes")).to_be_hidden()
+    node = {"state": "joined", "advertise": "h:8427", "version": "0.1.0", "jobs": 2, "storages": ["main"]}
+    fake.nodes = {"node": "host-1", "nodes": [{**node, "name": "host-1"}, {**node, "name": "host-2"},
+                                              {**node, "name": "host-3", "state": "away"}]}
+    fake.emit("daemon.state", {"state": "ready"})
+    row = lambda name: page.locator(f"#nodes tr[data-key={name}]")  # noqa: E731
+    expect(row("host-1")).to_contain_text("answers here")
+    expect(row("host-3").locator(".state")).to_have_text("away")
+    expect(page.locator("#nav-nodes")).to_contain_text("3")
+    page.get_by_role("button", name="Drain host-2").click()
+    page.click("#confirm-yes")
+    expect(row("host-2").locator(".state")).to_have_text("drained")
+    page.get_by_role("button", name="Undrain host-2").click()
+    page.click("#confirm-yes")
+    expect(row("host-2").locator(".state")).to_have_text("joined")
+    accessible(page)
+    page.evaluate("location.hash = '#/'")
+    expect(page.locator(".problems")).to_contain_text("Node host-3 is away")
+
+
 def test_hostile_and_long_names_are_only_text(page, fake):
     name = "<img src=x onerror=alert(1)>" + "x" * 180
     fqn = "model." + ".".join(f"layer{n}" for n in range(300))

@@ -183,6 +183,10 @@ export function problemsOf(store) {
 	for (const p of store.policies) {
 		if (p.status?.problem) list.push({ bad: false, words: `Policy ${p.name}`, detail: p.status.problem, href: "#/runs" });
 	}
+	for (const n of store.nodes.nodes) {
+		if (n.state === "away") list.push({ bad: true, words: `Node ${n.name}`, detail: "is away: the cluster does not hear of it",
+			href: "#/nodes" });
+	}
 	for (const w of store.warnings) list.push({ bad: false, words: "The daemon", detail: w, href: "#/doctor" });
 	return list.sort((a, b) => Number(b.bad) - Number(a.bad));
 }

@@ -30,6 +30,7 @@ export const store = {
 	runs: [],                    // of the list, each with `more`: its record, for the newest ones
 	policies: [],                // with `preview`
 	capabilities: null,
+	nodes: { nodes: [] },        // of the cluster; `problem`: why this daemon is not in it now
 	samples: new Map(),          // job id → [{at, done, rate, ranks}]: progress, as it was told
 	events: new Map(),           // job id → what happened to it while one looked
 	failed: new Map(),           // list → why it could not be read
@@ -163,6 +164,7 @@ const READ = {
 	runs: listRuns,
 	policies: listPolicies,
 	capabilities: () => get("/v1/capabilities"),
+	nodes: () => get("/v1/nodes"),
 	checkpoints: listCheckpoints,
 	stateDicts: listStateDicts,
 	storages: () => all("/v1/storages", "storages", 1000, 0),
