@@ -1,6 +1,7 @@
 /* auth.c: who is calling. On the Unix socket the kernel says it (peer credentials); on TCP only a token proves anything, and its
  * holder counts as dcpd's own user. */
 #include <grp.h>
+#include <stdio.h>
 #include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -82,4 +83,18 @@ FALLIBLE enum err auth_scope(const struct req *r, enum scope least)
 FALLIBLE enum err auth_route(const struct req *r)
 {
 	return r->route->open ? OK : auth_scope(r, needed(r));
+}
+
+FALLIBLE enum err auth_of_node(struct req *r)
+{
+	const char *text = req_head(r, AUTH_CALLER_HEAD);
+	unsigned uid = 0, scope = 0, admin = 0;
+	char token[TOKEN_NAME_MAX + 1];
+
+	if (!text || sscanf(text, "%10u %1u %1u %64s", &uid, &scope, &admin, token) != 4 || scope < SCOPE_READ || scope > SCOPE_ADMIN)
+		return ERR(INVALID_REQUEST, "%s is missing, or not what a node sends", AUTH_CALLER_HEAD);
+	r->caller = (struct caller){ .uid = (uid_t)uid, .known = true, .admin = admin == 1, .scope = (enum scope)scope, .is_node = true };
+	if (strcmp(token, "-") != 0)
+		snprintf(r->caller.token, sizeof r->caller.token, "%s", token);
+	return OK;
 }

@@ -2,6 +2,7 @@
 #include "api/dispatch.h"
 
 #include "api/counts.h"
+#include "api/forward.h"
 #include "api/guard.h"
 #include "api/request_id.h"
 #include "api/routes.h"
@@ -36,6 +37,11 @@ static enum err on_body(struct req *r)
 		TRY(jval_parse(text, &r->body));
 	else if (text.n > 0)
 		return ERR(INVALID_REQUEST, "this request has no body");
+	const char *owner = forward_owner(r);
+	if (owner && str_ends(str_of(r->route->path), "/events"))
+		return ERR(UNSUPPORTED, "the events of a job of node \"%s\" come from there: see GET /v1/nodes", owner);
+	if (owner)
+		return forward_to(r, owner);
 	if (r->route->query)
 		TRY(req_query_only(r, r->route->query));
 	return r->route->handler(r);

@@ -1,5 +1,6 @@
 /* h_jobs.c: /v1/jobs. */
 #include "api/answers.h"
+#include "api/forward.h"
 #include "api/guard.h"
 #include "api/h_common.h"
 #include "api/handlers.h"
@@ -19,6 +20,8 @@ FALLIBLE enum err h_jobs_list(struct req *r)
 
 	TRY(h_page_query(r, &page));
 	TRY(req_query(r, "filter", &filter, &there));
+	if (forward_lists(r))
+		return forward_list(r, filter, page.size, page.token);
 	enum err e = job_list(r->core, filter, page.size, page.token, &b);
 	if (e) {
 		buf_free(&b);
@@ -32,25 +35,43 @@ static void on_planned(void *user, enum err e, const json_t *plan)
 	req_done(user, e ? e : req_json_doc(user, 200, plan));
 }
 
-/* Does it read or write this host's shared memory? */
-static bool is_in_memory(const struct spec *s)
-{
-	const struct ref *refs[] = { &s->source, &s->target, &s->a, &s->b, &s->base };
-	bool found = false;
+enum { REFS_MAX = 6 + SPEC_SOURCES_MAX };
 
-	for (size_t i = 0; i < sizeof refs / sizeof *refs; i++)
-		found = found || refs[i]->kind == REF_STATE_DICT;
-	return found;
+/* Work for a node that is to be drained goes to another one, unless it reads or writes this host's shared memory: a trainer's save is never
+ * refused. *node_out: NULL if it is done here. ERR_DRAINING: no other node can. */
+static FALLIBLE enum err choose_node(const struct req *r, const struct spec *s, const char **node_out)
+{
+	const struct ref *refs[REFS_MAX] = { &s->source, &s->target, &s->a, &s->b, &s->base };
+	const char *storages[REFS_MAX];
+	size_t n = 0;
+
+	*node_out = NULL;
+	for (size_t i = 0; i < s->sources.n && i < SPEC_SOURCES_MAX; i++)
+		refs[5 + i] = &s->sources.v[i];
+	for (size_t i = 0; i < REFS_MAX; i++) {
+		if (refs[i] && refs[i]->kind == REF_STATE_DICT)
+			return OK;
+		if (refs[i] && refs[i]->kind == REF_CHECKPOINT)
+			storages[n++] = refs[i]->storage.p;
+	}
+	if (!cluster_is_drained(r->core->cluster))
+		return OK;
+	if (r->caller.is_node)
+		return ERR(DRAINING, "the node that the request was sent on to is drained, too");
+	return cluster_taker(r->core->cluster, storages, n, node_out);
 }
 
 FALLIBLE enum err h_jobs_create(struct req *r)
 {
 	CLEANUP(spec_free) struct spec spec = { 0 };
 	bool dry_run = false;
+	const char *node;
 
 	TRY(req_query_bool(r, "dry_run", &dry_run));
 	TRY(spec_read(r->body, &spec));
-	TRY(cluster_may_begin(r->core->cluster, is_in_memory(&spec)));
+	TRY(choose_node(r, &spec, &node));
+	if (node)
+		return forward_to(r, node);
 	if (spec.kind == JOB_DELETE) {
 		TRY(auth_scope(r, SCOPE_ADMIN));
 		r->audit = dry_run ? NULL : "checkpoint.delete";

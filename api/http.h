@@ -37,6 +37,7 @@ struct caller {
 	bool known;                  /* proved by the Unix socket or by the token */
 	bool admin;                  /* root, dcpd's own uid or the holder of a token of that scope */
 	bool over_unix;
+	bool is_node;                /* another node of the cluster, for a caller of its own */
 	enum scope scope;            /* of the token; all without one */
 	char token[TOKEN_NAME_MAX + 1]; /* its name; "": none was shown */
 	pid_t pid;                   /* over the Unix socket, if it can be seen from here; else 0 */

@@ -230,6 +230,19 @@ static FALLIBLE enum err check_cluster(struct cluster *c, const json_t *doc)
 	return OK;
 }
 
+/* Nodes know each other by it. */
+static FALLIBLE enum err take_secret(struct cluster *c, const json_t *row)
+{
+	CLEANUP(json_decrefp) json_t *doc = NULL;
+
+	TRY(etcd_value(row, &doc));
+	const char *secret = json_string_value(json_object_get(doc, "secret"));
+	if (!secret || strlen(secret) < SECRET_BYTES || strlen(secret) >= sizeof c->secret)
+		return ERR(CLUSTER_UNAVAILABLE, "%s/secret in etcd is none of dcpd's", c->server->config->cluster_prefix);
+	snprintf(c->secret, sizeof c->secret, "%s", secret);
+	return OK;
+}
+
 static void on_cluster(void *user, enum err e, const json_t *answer)
 {
 	struct cluster *c = user;
@@ -248,6 +261,7 @@ static void on_cluster(void *user, enum err e, const json_t *answer)
 	}
 	e = e ?: etcd_value(row, &doc);
 	e = e ?: check_cluster(c, doc);
+	e = e ?: take_secret(c, json_array_get(etcd_rows(answer, 1), 0));
 	if (e == ERR_CONFIG)
 		refuse(c);
 	else if (e)
@@ -258,11 +272,11 @@ static void on_cluster(void *user, enum err e, const json_t *answer)
 
 static void ask_cluster(struct cluster *c)
 {
-	char key[CLUSTER_KEY_MAX], all[CLUSTER_KEY_MAX];
+	char key[CLUSTER_KEY_MAX], all[CLUSTER_KEY_MAX], secret[CLUSTER_KEY_MAX];
 
 	cluster_key(c, "cluster", "", key);
 	ask_txn(c, json_pack("[o]", etcd_absent(key)), json_pack("[o]", etcd_range(cluster_key(c, "", "", all), 1)),
-		json_pack("[o]", etcd_get(key)), on_cluster);
+		json_pack("[o, o]", etcd_get(key), etcd_get(cluster_key(c, "secret", "", secret))), on_cluster);
 }
 
 /* ---- the lease ---- */
@@ -385,6 +399,7 @@ FALLIBLE enum err cluster_new(struct server *s, struct cluster **out)
 	c->server = s;
 	c->name = s->config->node;
 	c->told_jobs = -1;
+	c->tls.ca = s->config->cluster_ca;
 	snprintf(c->id, sizeof c->id, "%016" PRIx64, journal_id(s->journal));
 	job_new_id(s->journal, id);
 	memcpy(c->mark, id + JOB_ID_LEN - JOB_MARK_LEN, sizeof c->mark);
@@ -422,6 +437,7 @@ void cluster_free(struct cluster *c)
 		return;
 	loop_timer_stop(&c->timer);
 	courier_free(c->courier);
+	cluster_errands_end(c);
 	etcd_free(c->etcd);
 	cluster_nodes_free(c);
 	mem_free(c);

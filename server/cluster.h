@@ -11,6 +11,7 @@
  * restarted takes its own over at once. */
 #pragma once
 #include "base/buf.h"
+#include "server/courier.h"
 #include "server/loop.h"
 
 struct cluster;
@@ -23,9 +24,39 @@ FALLIBLE enum err cluster_new(struct server *s, struct cluster **out);
 void cluster_leave(struct cluster *c);                /* gives the lease back, if etcd answers soon */
 void cluster_free(struct cluster *c);                 /* after it nothing that was posted to the loop may run */
 const char *cluster_problem(const struct cluster *c); /* why this node is not in the cluster now; NULL: it is, or there is none */
-/* May a request begin work here? Once this node is to be drained only what concerns its own shared memory may: a trainer's save is never
- * refused. ERR_DRAINING. */
-FALLIBLE enum err cluster_may_begin(const struct cluster *c, bool in_memory);
+/* ---- other nodes (cluster_forward.c) ---- */
+enum { CLUSTER_HEADERS_MAX = 8, CLUSTER_NODE_TEXT = 65 };
+bool cluster_is_peer(const struct cluster *c, const char *authorization);   /* the header of a request: does a node send it? */
+/* The node that has the job, by the mark at its id's end. NULL: this one, or nobody that is known. */
+const char *cluster_owner(const struct cluster *c, struct str id);
+/* The next node that is not this one; *index_io: 0 at first. NULL: there is none. */
+const char *cluster_other(const struct cluster *c, uint32_t *index_io);
+/* The node with the fewest jobs that takes work and has all of these storages. ERR_DRAINING: there is none. */
+FALLIBLE enum err cluster_taker(const struct cluster *c, const char *const *storages, size_t count, const char **node_out);
+bool cluster_is_drained(const struct cluster *c);
+
+/* A request to another node. */
+struct cluster_errand {
+	struct courier_parcel parcel;          /* the cluster's */
+	struct cluster_errand *prev, *next;
+	struct cluster *cluster;
+	const char *lines[CLUSTER_HEADERS_MAX];
+	char authorization[192], node[CLUSTER_NODE_TEXT];
+	/* set by the caller; borrowed until the callback */
+	const char *method, *path;             /* path: with the query */
+	const char *const *headers;            /* a NULL ends them */
+	struct str body;
+	long whole_ms;
+	struct buf url;                        /* empty; has room for it. The caller frees it */
+	void (*fn)(struct cluster_errand *x, enum err e);     /* from the loop, exactly once. ERR_CLUSTER_UNAVAILABLE, ERR_DRAINING */
+	void *user;
+	/* the answer, whatever its status; the caller frees the buffers */
+	long status;
+	struct buf answer, heads;
+};
+void cluster_send(struct cluster *c, const char *node, struct cluster_errand *x);
+struct str cluster_errand_head(const struct cluster_errand *x, const char *name);     /* n 0: absent */
+
 void cluster_fill(const struct cluster *c, struct metrics *m);
 
 /* Appends {"node","nodes":[…]}, or one node. ERR_NOT_FOUND, ERR_UNSUPPORTED: no cluster. */

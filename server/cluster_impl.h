@@ -34,6 +34,9 @@ struct cluster {
 	struct server *server;
 	struct courier *courier;
 	struct etcd *etcd;
+	struct courier_tls tls;      /* of other nodes */
+	char secret[129];            /* "": not known yet */
+	struct cluster_errand *errands;
 	const char *name;            /* this node's */
 	char id[17], mark[JOB_MARK_LEN + 1];    /* of the state directory */
 	int64_t cluster;             /* its id; 0: not known yet */
@@ -53,6 +56,9 @@ struct cluster {
 /* cluster.c */
 const char *cluster_key(const struct cluster *c, const char *kind, const char *name, char out[CLUSTER_KEY_MAX]);
 void cluster_hurry(struct cluster *c);                  /* looks soon */
+
+/* cluster_forward.c */
+void cluster_errands_end(struct cluster *c);            /* those that are under way are told ERR_DRAINING */
 
 /* cluster_nodes.c */
 /* Takes what three ranges have answered, from the index on: members, alive, drained. */

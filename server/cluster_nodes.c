@@ -185,13 +185,6 @@ void cluster_fill(const struct cluster *c, struct metrics *m)
 
 /* ---- drained ---- */
 
-FALLIBLE enum err cluster_may_begin(const struct cluster *c, bool in_memory)
-{
-	if (!c || !c->drained || in_memory)
-		return OK;
-	return ERR(DRAINING, "node \"%s\" is drained: submit at another node (dcpctl nodes), or dcpctl undrain %s", c->name, c->name);
-}
-
 static void wait_end(struct cluster_wait *w, enum err e)
 {
 	struct cluster *c = w->cluster;

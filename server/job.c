@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/service_clock.h"
+#include "server/config.h"
 #include "server/job_impl.h"
 #include "server/journal.h"
 #include "server/parts.h"
@@ -265,6 +266,8 @@ static FALLIBLE enum err make_text(struct job *j, enum job_state state)
 	buf_printf(b, "{\"id\":\"%s\",\"kind\":\"%s\",\"state\":\"%s\",\"stage\":", j->id, kind_of(j->kind)->name,
 		   job_state_names[state]);
 	buf_json_str(b, str_of(j->stalled ? "stalled" : j->stage));
+	if (j->server->config->cluster)
+		buf_printf(b, ",\"node\":\"%s\",\"nodes\":[\"%s\"]", j->server->config->node, j->server->config->node);
 	buf_printf(b, ",\"attempt\":%d,\"retries_left\":%d,\"uid\":%u", j->attempt, j->retries_left, j->uid);
 	if (j->cancel_wanted && !job_state_ended(state))
 		buf_puts(b, ",\"cancelling\":true");

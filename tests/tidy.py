@@ -95,7 +95,7 @@ ORDER = {
         job_create job_ops
         job_all
         etcd
-        cluster_nodes cluster
+        cluster_nodes cluster_forward cluster
         webhook_queue webhook
         tracer
         chain_set chain
@@ -118,6 +118,7 @@ ORDER = {
         stream answers
         counts
         h_common
+        forward
         h handlers.h
         routes
         dispatch

@@ -51,9 +51,7 @@ static void states_follow_from_what_etcd_holds(void **)
 	for (size_t i = 0; i < 5; i++)
 		assert_int_equal(c.nodes.v[i].state, wanted[i]);
 	assert_true(c.drained);
-	assert_int_equal(cluster_may_begin(&c, false), ERR_DRAINING);
-	assert_int_equal(cluster_may_begin(&c, true), OK);
-	assert_int_equal(cluster_may_begin(NULL, false), OK);
+	assert_true(cluster_is_drained(&c) && !cluster_is_drained(NULL));
 	assert_int_equal(cluster_put_node(&c, STR("a"), &shown), OK);
 	assert_non_null(memmem(shown.p, shown.len, "\"advertise\":\"h:1\"", 17));
 	assert_int_equal(cluster_put_node(&c, STR("f"), &shown), ERR_NOT_FOUND);

@@ -1,0 +1,125 @@
+"""Any node of a cluster answers for every job, and work for a drained node is done by another."""
+import json
+
+import etcd
+import pytest
+from test_cluster import cluster, held_job, own, server  # noqa: F401
+
+import dcpd as lib
+
+
+@pytest.fixture
+def pair(cluster):
+    a, b = cluster("a", "b")
+    a.sees(a="joined", b="joined")
+    b.sees(a="joined", b="joined")
+    return a, b
+
+
+def save(d, name):
+    sd = lib.fresh()
+    d.put(sd, [lib.image({"a": ("U8", [50], bytes(50))})])
+    return d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": name})
+
+
+def test_any_node_answers_for_a_job(pair):
+    a, b = pair
+    done = save(a, "run/step-1")
+    assert done["node"] == "a" and done["nodes"] == ["a"]
+    assert b.api.get(f"/v1/jobs/{done['id']}").ok(200) == a.api.get(f"/v1/jobs/{done['id']}").ok(200)
+    assert b.api.get(f"/v1/jobs/{done['id']}/plan").ok(200) == a.api.get(f"/v1/jobs/{done['id']}/plan").ok(200)
+    first = b.api.get(f"/v1/jobs/{done['id']}")
+    assert b.api.get(f"/v1/jobs/{done['id']}", headers={"If-None-Match": first.headers["ETag"]}).status == 304
+    job = held_job(a, "held")
+    assert b.api.get(f"/v1/jobs/{job['id']}?wait=100ms").ok(200)["state"] == "queued"
+    assert b.api.post(f"/v1/jobs/{job['id']}:cancel").ok(202)["node"] == "a"
+    assert b.api.wait(job)["state"] == "cancelled"
+    b.api.post(f"/v1/jobs/{job['id']}:cancel").problem("state_conflict", status=409)
+    assert b.api.post(f"/v1/jobs/{job['id']}:retry").ok(202)["attempt"] == 2
+    b.api.post(f"/v1/jobs/{job['id']}:cancel").ok(202)
+    b.api.get(f"/v1/jobs/{job['id']}?wayt=1s").problem("unknown_field", "invalid_request")
+    p = b.api.get(f"/v1/jobs/{job['id']}/events").problem("unsupported")
+    assert 'node "a"' in p["detail"]
+    b.api.get("/v1/jobs/01J00000000000000000000000").problem("not_found")
+    assert json.loads(b.ctl("job", done["id"], "--json").stdout)["node"] == "a"
+
+
+def test_the_list_has_the_jobs_of_all_nodes(pair):
+    a, b = pair
+    ids = [save(d, f"run/step-{i}")["id"] for i, d in enumerate((a, b, a, b, b))]
+    for d in (a, b):
+        assert [j["id"] for j in d.api.get("/v1/jobs").ok(200)["jobs"]] == ids[::-1]
+        assert "nodes_silent" not in d.api.get("/v1/jobs").ok(200)
+        got, token = [], ""
+        while token is not None:
+            page = d.api.get(f"/v1/jobs?page_size=2{token and '&page_token=' + token}").ok(200)
+            assert len(page["jobs"]) <= 2
+            got += [j["id"] for j in page["jobs"]]
+            token = page.get("next_page_token")
+        assert got == ids[::-1]
+        assert [j["node"] for j in d.api.get("/v1/jobs?filter=target%3Dmain%3Arun%2Fstep-3").ok(200)["jobs"]] == ["b"]
+        lines = d.api.get("/v1/jobs", headers={"Accept": "application/x-ndjson"}).body.decode().splitlines()
+        assert [json.loads(line)["id"] for line in lines] == ids[::-1]
+    a.api.get("/v1/jobs?filter=what").problem("validation_failed")
+    a.api.get("/v1/jobs?page_token=x").problem("validation_failed", "invalid_request")
+    b.kill()
+    a.sees(a="joined", b="away")
+    page = a.api.get("/v1/jobs").ok(200)
+    assert [j["id"] for j in page["jobs"]] == [ids[2], ids[0]] and page["nodes_silent"] == ["b"]
+    p = a.api.get(f"/v1/jobs/{ids[1]}").problem("cluster_unavailable")
+    assert p["detail"] == 'node "b" is away' and p["retryable"]
+    b.start()
+    a.sees(a="joined", b="joined")
+    assert a.api.get(f"/v1/jobs/{ids[1]}").ok(200)["node"] == "b"
+
+
+def test_work_for_a_drained_node_is_done_by_another(pair):
+    a, b = pair
+    save(a, "run/step-1")
+    a.api.post("/v1/nodes/b:drain?wait=30s").ok(200)
+    b.sees(a="joined", b="drained")
+    body = {"kind": "verify", "source": {"storage": "main", "name": "run/step-1"}, "level": "digest"}
+    got = b.api.post("/v1/jobs", body, headers={"Idempotency-Key": "k"})
+    job = got.ok(202)
+    assert job["node"] == "a" and got.headers["Location"] == f"/v1/jobs/{job['id']}"
+    again = b.api.post("/v1/jobs", body, headers={"Idempotency-Key": "k"})
+    assert again.ok(202)["id"] == job["id"] and again.headers["Idempotency-Replayed"] == "true"
+    b.api.post("/v1/jobs", {**body, "level": "structure"}, headers={"Idempotency-Key": "k"}).problem("idempotency_mismatch", status=422)
+    assert b.api.wait(job)["state"] == "succeeded"
+    assert b.api.post("/v1/jobs?dry_run=true", {"kind": "reshard", "source": body["source"],
+                                                "target": {"storage": "main", "name": "x", "world_size": 2}}).ok(200)
+    b.api.post("/v1/jobs", {**body, "source": {"storage": "none", "name": "x"}}).problem("draining")
+    assert save(b, "run/step-2")["node"] == "b", "a trainer's save is never sent away, nor refused"
+    a.api.post("/v1/nodes/a:drain?wait=30s").ok(200)
+    b.sees(a="drained", b="drained")
+    assert "no other node" in b.api.post("/v1/jobs", body).problem("draining")["detail"]
+
+
+def test_a_node_that_hangs_is_given_up(pair):
+    a, b = pair
+    done = save(b, "run/step-1")
+    b.proc.send_signal(etcd.signal.SIGSTOP)
+    try:
+        assert a.api.get("/v1/jobs").ok(200)["nodes_silent"] == ["b"]
+        a.api.get(f"/v1/jobs/{done['id']}").problem("cluster_unavailable")
+    finally:
+        b.proc.send_signal(etcd.signal.SIGCONT)
+    lib.wait_for(lambda: a.api.get(f"/v1/jobs/{done['id']}").status == 200, 20, "the node again")
+
+
+def test_only_nodes_speak_for_others(pair, server, tmp_path):
+    a, _ = pair
+    secret = server.keys(f"/{tmp_path.name}/")[f"/{tmp_path.name}/secret"]["secret"]
+
+    def ask(bearer, caller, method="GET", path="/v1/jobs"):
+        return lib.Client(tcp=("127.0.0.1", a.http), headers={"Authorization": f"Bearer {bearer}", **caller}).request(method, path)
+
+    caller = {"Dcpd-Caller": "0 3 1 -"}
+    assert ask(secret, caller).status == 200
+    for wrong in ("", secret[:-1], secret + "0", secret.upper(), "0" * len(secret)):
+        ask(wrong, caller).problem("unauthenticated")
+    for bad in ({}, {"Dcpd-Caller": ""}, {"Dcpd-Caller": "0 9 1 -"}, {"Dcpd-Caller": "root"}, {"Dcpd-Caller": "0 0 1 -"}):
+        ask(secret, bad).problem("invalid_request")
+    read = {"Dcpd-Caller": "1000 1 0 ci"}
+    assert ask(secret, read).status == 200
+    ask(secret, read, "POST", "/v1/nodes/a:drain").problem("forbidden")
