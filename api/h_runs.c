@@ -4,6 +4,7 @@
 #include "base/jtext.h"
 #include "base/jval.h"
 #include "server/catalogue.h"
+#include "server/job.h"
 #include "server/lookup.h"
 #include "server/parts.h"
 #include "server/resume.h"
@@ -262,4 +263,36 @@ FALLIBLE enum err h_run_resume_take(struct req *r)
 	CLEANUP(jval_drop) json_t *none = r->body ? NULL : json_object();
 
 	return find_resume(r, r->body ? r->body : none, true);
+}
+
+/* ---- drain ---- */
+
+static void on_drained(void *user, enum err e, bool drained, const json_t *saves)
+{
+	struct req *r = user;
+	CLEANUP(jval_drop) json_t *doc = NULL;
+
+	if (!e) {
+		doc = json_pack("{s:s%, s:s%, s:b, s:O}", "storage", r->parts[2].p, r->parts[2].n, "run", r->parts[3].p, r->parts[3].n,
+				"drained", (int)drained, "saves", saves);
+		e = doc ? OK : ERR(NO_MEMORY, "cannot answer");
+	}
+	req_done(r, e ? e : req_json_doc(r, 200, doc));
+}
+
+FALLIBLE enum err h_run_drain(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body);
+	unsigned wait_ms = 0;
+	struct storage *st;
+
+	TRY(r->body ? jval_only(&root, (const char *const[]){ NULL }) : OK);
+	TRY(req_query_wait(r, &wait_ms));
+	TRY(ref_check_storage(r->parts[2]));
+	if (!str_is(r->parts[3], "-"))
+		TRY(ref_check_name(r->parts[3]));
+	TRY(storage_find(r->core->storages, r->parts[2], &st));
+	req_hold(r);
+	job_drain(r->core, r->parts[2], r->parts[3], wait_ms, on_drained, r);
+	return OK;
 }

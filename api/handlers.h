@@ -44,6 +44,7 @@ FALLIBLE enum err h_runs_list(struct req *r);
 FALLIBLE enum err h_run_get(struct req *r);
 FALLIBLE enum err h_run_resume(struct req *r);
 FALLIBLE enum err h_run_resume_take(struct req *r);
+FALLIBLE enum err h_run_drain(struct req *r);
 FALLIBLE enum err h_alias_put(struct req *r);
 FALLIBLE enum err h_alias_delete(struct req *r);
 

@@ -64,6 +64,7 @@ static const struct route routes[] = {
 	{ "GET", "/v1/runs/{storage}/{run}:resume", h_run_resume, ROUTE_NO_BODY, false, false,
 	  Q("world_size", "layout", "attempts_max", "optimizer", NULL) },
 	{ "POST", "/v1/runs/{storage}/{run}:resume", h_run_resume_take, ROUTE_BODY_MAY, false, true, Q(NULL) },
+	{ "POST", "/v1/runs/{storage}/{run}:drain", h_run_drain, ROUTE_BODY_MAY, false, false, Q("wait", NULL) },
 	{ "PUT", "/v1/runs/{storage}/{run}/aliases/{alias}", h_alias_put, ROUTE_BODY, false, true, Q(NULL), .audit = "alias.move" },
 	{ "DELETE", "/v1/runs/{storage}/{run}/aliases/{alias}", h_alias_delete, ROUTE_BODY_MAY, false, true,
 	  Q(NULL), .audit = "alias.remove" },

@@ -52,6 +52,10 @@ void job_retry(struct server *s, const struct principal *who, struct str id, don
 /* Calls back when the job has ended, at once if it has, or after timeout_ms; e is OK in all these cases. ERR_NOT_FOUND. */
 void job_wait(struct server *s, struct str id, int64_t timeout_ms, done_fn fn, void *user);
 
+/* Calls back when no save into the run is under way, or after wait_ms. saves: [{"id","name","state"}], those that were; at most 1,000. */
+typedef void (*job_drained_fn)(void *user, enum err e, bool drained, const json_t *saves);
+void job_drain(struct server *s, struct str storage, struct str run, int64_t wait_ms, job_drained_fn fn, void *user);
+
 /* The record's JSON text, valid until the loop's next turn; cheap: kept until the job changes. */
 FALLIBLE enum err job_text(struct server *s, struct str id, struct str *out);
 /* A number that changes whenever the text does: for ETag and for caches of answers. 0: no such job in memory. */

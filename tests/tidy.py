@@ -92,7 +92,7 @@ ORDER = {
         job_queue
         job_await
         job_run
-        job_create job_ops
+        job_create job_ops job_drain
         job_all
         etcd
         cluster_nodes cluster_forward cluster

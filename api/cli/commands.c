@@ -200,11 +200,12 @@ static const struct command commands[] = {
 	  "drained, or away: etcd has not heard of it for longer than --cluster-ttl.",
 	  0, 0, look_nodes },
 	{ "drain",
-	  "drain NODE [--wait 60s]",
+	  "drain STORAGE:RUN | NODE [--wait 60s]",
 	  "wait=",
-	  "give a node of the cluster no new work, and wait until its jobs have ended",
-	  "Give a node of the cluster no new work, until it is undrained. Jobs that it has go on. With --wait it waits for their end; exit "
-	  "4 if some are left then.",
+	  "wait until a run's saves are durable; or give a node of the cluster no new work",
+	  "Of a run: wait until its saves are durable, before a host lets its processes go (Slurm's epilog, Kubernetes' preStop). "
+	  "Exit 4 if some are left after --wait, 5 if one of them has failed. Of a node: give it no new work, until it is undrained. "
+	  "Jobs that it has go on; with --wait it waits for their end; exit 4 if some are left then.",
 	  1, 1, look_drain },
 	{ "undrain",
 	  "undrain NODE",
@@ -321,7 +322,7 @@ static const struct command_option options[] = {
 	{ NULL, "test", NULL, "send webhook.test" },
 	{ NULL, "file", "FILE", "the chain as JSON" },
 	{ NULL, "executions", NULL, "all executions that are kept" },
-	{ NULL, "wait", "TIME", "until its jobs have ended, so long at most" },
+	{ NULL, "wait", "TIME", "until its jobs have ended, so long at most; of a run 60s unless it is given" },
 	{ NULL, "follow", NULL, "wait for its end" },
 	{ NULL, "include", "GLOB", "only FQNs that match; may be repeated" },
 	{ NULL, "exclude", "GLOB", "not the FQNs that match; may be repeated" },

@@ -1,12 +1,14 @@
-/* look_nodes.c: dcpctl's commands about the nodes of a cluster. */
+/* look_nodes.c: dcpctl's commands about the nodes of a cluster, and drain, which runs have, too. */
 #include <stdio.h>
 #include <string.h>
 
 #include "api/cli/commands.h"
 #include "api/cli/show.h"
 #include "base/clock.h"
+#include "base/mem.h"
 
-enum { WAIT_MAX_MS = 60000 /* of one request */, NOTE_MS = 30000 /* a node takes note with its next beat */ };
+enum { WAIT_MAX_MS = 60000 /* of one request */, NOTE_MS = 30000 /* a node takes note with its next beat */,
+       RUN_MS = 60000 };
 
 static const char *const columns[] = { "NODE=name",	   "STATE=state", "ADVERTISE=advertise", "VERSION=version",
 				       "JOBS=jobs", "STORAGES=storages", NULL };
@@ -29,41 +31,103 @@ int look_nodes(const struct command *, struct client *c, const struct args *a)
 	return e ? follow_failed(c, e) : follow_show(c, &path, args_flag(a, "json"), print_nodes);
 }
 
-/* Asks until the node is in that state, or the time is over. */
-static FALLIBLE enum err ask(struct client *c, const struct args *a, const char *verb, const char *state, int64_t wait_ms,
+typedef bool is_done_fn(const json_t *answer);
+
+static bool is_drained(const json_t *answer)
+{
+	return strcmp(show_text(answer, "state"), "drained") == 0;
+}
+
+static bool is_joined(const json_t *answer)
+{
+	return strcmp(show_text(answer, "state"), "joined") == 0;
+}
+
+static bool is_run_drained(const json_t *answer)
+{
+	return json_is_true(json_object_get(answer, "drained"));
+}
+
+/* Asks until that is so, or the time is over. base: "/v1/nodes/a". */
+static FALLIBLE enum err ask(struct client *c, const struct buf *base, const char *verb, is_done_fn *is_done, int64_t wait_ms,
 			     struct answer *got)
 {
 	int64_t end = clock_mono_ms() + wait_ms;
 
 	for (;;) {
-		CLEANUP(buf_free) struct buf path = BUF_INIT(1024);
+		CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
 		int64_t left = end - clock_mono_ms();
-		client_put(&path, "/v1/nodes/%:", a->words[0]);
-		buf_puts(&path, verb);
+		buf_put(&path, base->p, base->len);
+		buf_printf(&path, ":%s", verb);
 		if (left > 0)
 			buf_printf(&path, "?wait=%jdms", (intmax_t)(left < WAIT_MAX_MS ? left : WAIT_MAX_MS));
 		TRY(client_end(&path));
 		client_drop(got);
 		TRY(client_call(c, "POST", (char *)path.p, NULL, got));
-		if (left <= 0 || strcmp(show_text(got->json, "state"), state) == 0)
+		if (left <= 0 || is_done(got->json))
 			return OK;
 	}
+}
+
+static bool has_failed(const json_t *saves)
+{
+	const json_t *save;
+	size_t i;
+
+	json_array_foreach(saves, i, save)
+		if (strcmp(show_text(save, "state"), "failed") == 0)
+			return true;
+	return false;
+}
+
+static FALLIBLE enum err put_base(struct buf *base, const char *word, bool *is_run_out)
+{
+	const char *colon = strchr(word, ':');
+
+	*is_run_out = colon != NULL;
+	if (!colon) {
+		client_put(base, "/v1/nodes/%", word);
+		return buf_status(base);
+	}
+	CLEANUP(mem_free_ptr) char *storage = mem_strndup(word, (size_t)(colon - word));
+	NEED(storage, "cannot build a path");
+	client_put(base, "/v1/runs/%/%", storage, colon + 1);
+	return buf_status(base);
+}
+
+static void say(const char *word, const struct answer *got, bool is_run, bool is_so)
+{
+	static const char *const saves[] = { "JOB=id", "CHECKPOINT=name", "STATE=state", NULL };
+	const json_t *of_run = json_object_get(got->json, "saves");
+
+	if (is_run && json_array_size(of_run))
+		show_table(of_run, saves);
+	show_say("%s is %s\n", word, !is_run ? show_text(got->json, "state") : is_so ? "drained" : "not drained");
 }
 
 int look_drain(const struct command *self, struct client *c, const struct args *a)
 {
 	CLEANUP(client_drop) struct answer got = { 0 };
-	bool drain = strcmp(self->name, "drain") == 0;
-	const char *wait = args_value(a, "wait"), *wanted = drain ? "drained" : "joined";
-	int64_t wait_ms = drain ? 0 : NOTE_MS;
-	enum err e = wait && !str_to_ms(str_of(wait), &wait_ms) ? ERR(INVALID_REQUEST, "--wait %.50s is no time, such as 60s", wait) : OK;
+	CLEANUP(buf_free) struct buf base = BUF_INIT(16384);
+	bool drain = strcmp(self->name, "drain") == 0, is_run = false;
+	const char *wait = args_value(a, "wait");
+	enum err e = put_base(&base, a->words[0], &is_run);
+	int64_t wait_ms = !drain ? NOTE_MS : is_run ? RUN_MS : 0;
+	is_done_fn *is_done = is_run ? is_run_drained : drain ? is_drained : is_joined;
 
-	e = e ?: ask(c, a, self->name, wanted, wait_ms, &got);
+	if (!e && wait && !str_to_ms(str_of(wait), &wait_ms))
+		e = ERR(INVALID_REQUEST, "--wait %.50s is no time, such as 60s", wait);
+	if (!e && is_run && !drain)
+		e = ERR(INVALID_REQUEST, "a run is not undrained: only nodes are");
+	e = e ?: ask(c, &base, self->name, is_done, wait_ms, &got);
 	if (e)
 		return follow_failed(c, e);
+	bool is_so = is_done(got.json);
 	if (args_flag(a, "json"))
 		show_json(got.json);
 	else
-		show_say("%s is %s\n", a->words[0], show_text(got.json, "state"));
-	return wait_ms && strcmp(show_text(got.json, "state"), wanted) != 0 ? EXIT_TIMED_OUT : EXIT_DONE;
+		say(a->words[0], &got, is_run, is_so);
+	if (is_so)
+		return is_run && has_failed(json_object_get(got.json, "saves")) ? EXIT_JOB_FAILED : EXIT_DONE;
+	return wait_ms ? EXIT_TIMED_OUT : EXIT_DONE;
 }

@@ -347,6 +347,13 @@ class Runs(_Resource):
             wish["layout"] = json.dumps(wish["layout"])
         return dict(self._t.request("GET", query(path, **wish)))
 
+    def drain(self, run: str, *, wait: float = 60) -> Dict[str, Any]:
+        """Waits until no save into the run "main:run1" is under way, for `wait` seconds (at most 60): {"drained", "saves": [{"id", "name",
+        "state"}, …]}."""
+        r = ref_object(run)
+        path = f"/v1/runs/{quote(r['storage'])}/{quote(r['name'])}:drain?wait={int(wait * 1000)}ms"
+        return dict(self._t.request("POST", path, {}, idempotent=True))
+
     def alias(self, run: str, alias: str, name: Optional[str], **condition: Optional[str]) -> Dict[str, Any]:
         """Lets "main:run1@best" stand for a checkpoint of the run ("run1/step-300", or "step-300"); name None removes the alias.
         if_="run1/step-200": only if it leads there by now; if_=None: only if there is none. Else RequestRefused, code "alias_moved"."""
