@@ -2,7 +2,6 @@
 import os
 import random
 import shutil
-import signal
 import time
 import urllib.parse
 
@@ -308,8 +307,7 @@ def test_a_restart_forgets_nothing_and_believes_nothing(spawn):
     size = kept.stat().st_size
     assert len(first[0]) == 101 and size > 101 * 300 and kept.stat().st_mode & 0o777 == 0o600
     assert again() == first and kept.stat().st_size == size  # of what is known no entry is made anew
-    for pid in d.workers():
-        os.kill(pid, signal.SIGKILL)
+    d.kill_workers()
     assert question() == first and kept.stat().st_size == size
     whole = kept.read_bytes()
     for damaged in whole[:-1], whole[:size // 2] + bytes([whole[size // 2] ^ 1]) + whole[size // 2 + 1:], b"x" * 5000, b"":

@@ -3,7 +3,6 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 
 import pytest
 from crafted import FIXTURES, Crafted, tree
@@ -210,8 +209,7 @@ def test_a_source_that_changes_leaves_no_copy(d):
 
 def test_killed_worker(d):
     name, job = slow(d)
-    for pid in d.workers():
-        os.kill(pid, signal.SIGKILL)
+    d.kill_workers()
     assert d.api.wait(job)["state"] == "succeeded"
     assert same(d, name)
 

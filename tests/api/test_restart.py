@@ -1,6 +1,4 @@
 """The daemon's own life: kill -9 of it and of workers, SIGTERM, SIGHUP, a taken port, a newer journal, configuration."""
-import contextlib
-import os
 import re
 import signal
 import sqlite3
@@ -49,22 +47,12 @@ def test_kill_of_the_daemon_carries_jobs_on(spawn):
     lib.wait_for(lambda: not d.leaks(), 10, "nothing left behind")
 
 
-def kill_workers(d):
-    """How many were there to be killed."""
-    n = 0
-    for w in d.workers():
-        with contextlib.suppress(ProcessLookupError):  # the rest of a gang goes with its first
-            os.kill(w, signal.SIGKILL)
-            n += 1
-    return n
-
-
 def test_kill_of_a_worker_is_the_end_of_its_job_only(spawn):
     d = spawn()
     sd = big(d, 256)
     j = d.api.submit("save", **save(sd, "x"), options={"retries": 0})
     lib.wait_for(lambda: d.api.get(f"/v1/jobs/{j['id']}").ok(200)["state"] == "running", 20, "running", every=0.002)
-    assert kill_workers(d) > 0
+    assert d.kill_workers() > 0
     end = d.api.wait(j)
     assert end["state"] == "failed", end
     lib.check_problem(end["error"], "worker_lost")
@@ -77,7 +65,7 @@ def test_idle_workers_killed(spawn):
     d = spawn()
     d.put("t", [lib.image({"a": F4})])
     d.api.run("save", **save("t", "a"))
-    assert kill_workers(d) > 0, "a gang stays warm"
+    assert d.kill_workers() > 0, "a gang stays warm"
     a = d.api.post("/v1/jobs", {"kind": "save", **save("t", "b")})
     if a.status != 202:  # it was being asked when it died
         assert a.problem("worker_lost", status=503)["retryable"] is True

@@ -1,7 +1,6 @@
 """Checkpoints in object storage: whole jobs on SeaweedFS, with its rules: no rename, no locks, and a commit that is a conditional PUT."""
 import json
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -326,8 +325,7 @@ def test_a_worker_dies(d, s3):
     d.put(sd, images)
     job = d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": sd}, "target": ref("s3", name)}).ok(202)["id"]
     lib.wait_for(lambda: d.api.get(f"/v1/jobs/{job}").ok(200)["state"] != "queued", 30)
-    for pid in d.workers():
-        os.kill(pid, signal.SIGKILL)
+    d.kill_workers()
     ended = d.api.wait(job)
     assert ended["state"] == "succeeded" or ended["error"]["code"] == "worker_lost", ended
     if ended["state"] == "succeeded":

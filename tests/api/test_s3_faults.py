@@ -1,10 +1,8 @@
 """Whole jobs on object storage that misbehaves: lost answers, resets, errors, flipped bytes, two writers, processes that are killed, keys
 that may not write, servers that heed no condition."""
-import contextlib
 import json
 import os
 import random
-import signal
 import threading
 import time
 
@@ -254,9 +252,7 @@ def test_kills_leave_whole_checkpoints_or_none(d, proxy, s3):
         job = d.api.submit("save", source={"state_dict": sd}, target=ref("s3", name))["id"]
         time.sleep(rng.uniform(0.02, 0.5))
         if i % 2:
-            for pid in d.workers():
-                with contextlib.suppress(ProcessLookupError):  # it ended by itself
-                    os.kill(pid, signal.SIGKILL)
+            d.kill_workers()
         else:
             d.kill()
             d.start()
@@ -299,8 +295,7 @@ def test_a_copy_that_is_killed_leaves_its_name_free(d, proxy, s3):
     job = d.api.submit("replicate", source=ref("main", local), target=ref("s3", there))["id"]
     assert struck.wait(20)
     assert any("tokenizer" in k for k in s3.keys(f"{there}/"))
-    for pid in d.workers():
-        os.kill(pid, signal.SIGKILL)
+    d.kill_workers()
     end = d.api.wait(job, 60)
     if end["state"] != "succeeded":
         d.api.run("replicate", source=ref("main", local), target=ref("s3", there))

@@ -5,6 +5,7 @@ verify and equals the sealed bytes; an older one of the same name is whole; noth
 `make check-full` 200 with at least 60 kills while running and 20 while committing. DCPD_SEED=N repeats a run's moments.
 """
 import collections
+import contextlib
 import os
 import random
 import signal
@@ -37,7 +38,8 @@ def strike(d, who, rng):
     """Kills; True if the daemon needs a start."""
     workers = d.workers()
     if who in ("worker", "both") and workers:
-        os.kill(rng.choice(workers), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
+            os.kill(rng.choice(workers), signal.SIGKILL)
     if who in ("coordinator", "both"):
         d.kill()
         return True

@@ -266,6 +266,37 @@ def read_segment(segment, image_bytes=None):
 # ------------------------------------------------------------------------------------------------------------- daemon
 
 
+class Hidden:
+    """What lies below a folder under a name of dcpd's own that is no record. A folder is listed again when it has changed: each test
+    looks for left-overs, among the checkpoints of all tests before."""
+
+    RECORDS = (".dcpd-aliases.json", ".dcpd-copied.json", ".dcpd-notes.json", ".dcpd-trash")
+    SETTLED_NS = 100_000_000  # a folder that changes twice within a tick of the clock may show it only once
+
+    def __init__(self):
+        self.known = {}  # folder → its mark, folders in it, hidden names in it
+
+    def below(self, root):
+        found, folders = [], [root]
+        for at in folders:
+            try:
+                st = os.stat(at)
+                mark = st.st_dev, st.st_ino, st.st_ctime_ns
+                known = self.known.get(at)
+                if not known or known[0] != mark:
+                    is_settled = time.time_ns() - st.st_ctime_ns > self.SETTLED_NS
+                    with os.scandir(at) as entries:
+                        names = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
+                    known = (mark if is_settled else None, [os.path.join(at, n) for n, is_dir in names if is_dir],
+                             [os.path.join(at, n) for n, _ in names if n.startswith(".dcpd-") and n not in self.RECORDS])
+                    self.known[at] = known
+            except OSError:  # it has gone meanwhile
+                continue
+            folders += known[1]
+            found += known[2]
+        return found
+
+
 class Daemon:
     """One dcpd with a state dir, a Unix socket, any free port and storages of its own."""
 
@@ -281,7 +312,7 @@ class Daemon:
         self.args, self.env, self.tcp = list(args), env or {}, tcp
         self.under = [str(word) for word in under]  # a program that execs dcpd: another user, a host that denies system calls
         self.log, self.proc, self.port = self.home / "log", None, None
-        self.api = Client(self.socket)
+        self.api, self.hidden = Client(self.socket), Hidden()
         if start:
             self.start()
 
@@ -328,6 +359,15 @@ class Daemon:
 
     def workers(self):
         return [p for p in children(self.proc.pid)]
+
+    def kill_workers(self):
+        """How many were there to be killed: the rest of a gang goes with its first, and others may end by themselves."""
+        n = 0
+        for pid in self.workers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                n += 1
+        return n
 
     def kill(self):
         """As a crash would: no clean-up. Workers end by themselves when their socket closes."""
@@ -420,12 +460,10 @@ class Daemon:
                 return names
 
     def staging(self):
-        """Staging, and what is being removed, which may vanish while it is looked for: os.walk does not mind. Of the trash, whose
-        checkpoints may come back, entries without one."""
+        """Staging, and what is being removed, which may vanish while it is looked for. Of the trash, whose checkpoints may come back,
+        entries without one."""
         empty = [str(p) for d in self.storages.values() for p in pathlib.Path(d, ".dcpd-trash").glob("*") if not (p / "item").exists()]
-        return empty + [os.path.join(at, name) for d in self.storages.values() for at, dirs, files in os.walk(d)
-                        for name in dirs + files if name.startswith(".dcpd-") and
-                        name not in (".dcpd-aliases.json", ".dcpd-copied.json", ".dcpd-notes.json", ".dcpd-trash")]
+        return empty + [at for d in self.storages.values() for at in self.hidden.below(str(d))]
 
     def leaks(self):
         """What is there and should not be, while nothing runs."""

@@ -151,7 +151,8 @@ def test_a_number_that_lies(roots, lie):
         lib.wait_for(lambda: s.room(0) > s.ring + s.head[0] + MIB, 20, "it goes round")
         going.stop = True
         going.join()  # or it says an honest number over the lie
-        s.say(0, {"beyond the room": s.room(0) + PAGE * 64, "backwards": s.head[0], "beyond the image": 2**62}[lie])
+        most = s.done[0] + s.ring  # the room when all that was said has been taken: it grows until then
+        s.say(0, {"beyond the room": most + PAGE * 64, "backwards": s.head[0], "beyond the image": 2**62}[lie])
         assert failed(end_of(g, going), "format_image")["rank"] == 0
         s.close()
         nothing_left(roots, "lie")
