@@ -1,11 +1,11 @@
 /* libhost.c: a host with its troubles, for LD_PRELOAD: what a test cannot do to the real one without disturbing others.
  *
- *     FAKE_HOST_CLOCK=FILE        seconds (a 64-bit integer) that the wall clock is ahead; a test writes them while programs run
+ *     FAKE_HOST_CLOCK=FILE        the steps of the wall clock: struct steps below; a test adds to them while programs run
  *     FAKE_HOST_OLD=1             tmpfs as before Linux 6.6: user.* attributes are refused
  *     FAKE_HOST_SLOW=MS           reading a directory waits so long at each entry whose name begins with `slow-`, which it also says on
  *                                 stderr, and for ever at one that begins with `hang-`
  *
- * Only the wall clock is moved, as settimeofday() would. Times of files stay the kernel's: they look as old as the clock went ahead. */
+ * Only the wall clock is moved, as settimeofday() would: a file's times are of the wall clock as it was when the kernel set them. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,12 +15,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
 
-static volatile const int64_t *ahead;
+enum { STEPS_MAX = 4096, NS_PER_S = 1000000000 };
+
+struct step {
+	int64_t since_ns, ahead_s; /* from this time of the real clock on, the fake one is so far ahead */
+};
+
+static const struct steps {
+	volatile int64_t count; /* at least one, whose time is the first at which a program could run */
+	struct step v[STEPS_MAX];
+} *steps;
 static int old_kernel;
 static long slow_ms;
 
@@ -33,9 +43,9 @@ __attribute__((constructor)) static void begin(void)
 	slow_ms = getenv("FAKE_HOST_SLOW") ? strtol(getenv("FAKE_HOST_SLOW"), NULL, 10) : 0;
 	if (fd < 0)
 		return;
-	void *p = mmap(NULL, sizeof *ahead, PROT_READ, MAP_SHARED, fd, 0);
+	void *p = mmap(NULL, sizeof *steps, PROT_READ, MAP_SHARED, fd, 0);
 	if (p != MAP_FAILED)
-		ahead = p;
+		steps = p;
 	close(fd);
 }
 
@@ -46,10 +56,85 @@ int clock_gettime(clockid_t which, struct timespec *t)
 	if (!real)
 		real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
 	int rc = real(which, t);
-	if (rc == 0 && ahead && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE))
-		t->tv_sec += *ahead;
+	if (rc == 0 && steps && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE))
+		t->tv_sec += steps->v[steps->count - 1].ahead_s;
 	return rc;
 }
+
+/* ---- times of files ---- */
+
+static int64_t ns_of(struct timespec t)
+{
+	return t.tv_sec * NS_PER_S + t.tv_nsec;
+}
+
+static void to_fake(struct timespec *t)
+{
+	int64_t i = steps->count - 1;
+
+	while (i > 0 && ns_of(*t) < steps->v[i].since_ns)
+		i--;
+	t->tv_sec += steps->v[i].ahead_s;
+}
+
+/* The inverse. A time that the fake clock never showed stays as it is. */
+static void to_real(struct timespec *t)
+{
+	for (int64_t i = steps->count - 1; i >= 0; i--) {
+		int64_t real = ns_of(*t) - steps->v[i].ahead_s * NS_PER_S;
+		if ((i == 0 || real >= steps->v[i].since_ns) && (i == steps->count - 1 || real < steps->v[i + 1].since_ns)) {
+			t->tv_sec -= steps->v[i].ahead_s;
+			return;
+		}
+	}
+}
+
+static int faked(int rc, struct stat *st)
+{
+	if (rc == 0 && steps) {
+		to_fake(&st->st_atim);
+		to_fake(&st->st_mtim);
+		to_fake(&st->st_ctim);
+	}
+	return rc;
+}
+
+int fstat(int fd, struct stat *st)
+{
+	static int (*real)(int, struct stat *);
+
+	if (!real)
+		real = (int (*)(int, struct stat *))dlsym(RTLD_NEXT, "fstat");
+	return faked(real(fd, st), st);
+}
+
+int fstatat(int fd, const char *restrict path, struct stat *restrict st, int flags)
+{
+	static int (*real)(int, const char *, struct stat *, int);
+
+	if (!real)
+		real = (int (*)(int, const char *, struct stat *, int))dlsym(RTLD_NEXT, "fstatat");
+	return faked(real(fd, path, st, flags), st);
+}
+
+int futimens(int fd, const struct timespec times[2])
+{
+	static int (*real)(int, const struct timespec[2]);
+	struct timespec t[2];
+
+	if (!real)
+		real = (int (*)(int, const struct timespec[2]))dlsym(RTLD_NEXT, "futimens");
+	if (!times || !steps)
+		return real(fd, times);
+	for (int i = 0; i < 2; i++) {
+		t[i] = times[i];
+		if (t[i].tv_nsec < NS_PER_S) /* else it is UTIME_NOW or UTIME_OMIT */
+			to_real(&t[i]);
+	}
+	return real(fd, t);
+}
+
+/* ---- the rest of the clock ---- */
 
 int gettimeofday(struct timeval *restrict tv, void *restrict zone)
 {

@@ -1,5 +1,6 @@
 """A host with its troubles, for daemons under test: tests/fakes/libhost.c, preloaded."""
 import struct
+import time
 
 import dcpd as lib
 
@@ -8,16 +9,28 @@ OLD_KERNEL = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_OLD": "1"}
 SLOW_FILES = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_SLOW": "50"}
 
 
+STEPS_MAX = 4096
+STEP = struct.Struct("=qq")
+
+
 class WallClock:
-    """A wall clock that a test sets, for all programs that run in `env`."""
+    """A wall clock that a test sets, for all programs that run in `env`; times of files are this clock's, too."""
 
     def __init__(self, file):
         assert LIBRARY.exists(), "not built (make tools)"
-        self.file = file
+        self.file, self.steps = file, 0
+        with open(file, "wb") as f:
+            f.truncate(8 + STEPS_MAX * STEP.size)
         self.step(0)
         self.env = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_CLOCK": str(file)}
 
     def step(self, seconds):
         """From now on it is this far ahead of the real one."""
-        with open(self.file, "r+b" if self.file.exists() else "w+b") as f:  # in place: it is mapped
-            f.write(struct.pack("=q", seconds))
+        assert self.steps < STEPS_MAX
+        with open(self.file, "r+b") as f:  # in place: it is mapped
+            f.seek(8 + self.steps * STEP.size)
+            f.write(STEP.pack(time.time_ns() if self.steps else 0, seconds))
+            f.flush()
+            self.steps += 1
+            f.seek(0)
+            f.write(struct.pack("=q", self.steps))
