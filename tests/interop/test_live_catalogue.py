@@ -1,4 +1,4 @@
-"""A catalogue under everything that happens to one, with a real daemon: see lib/live_model.py.
+"""A catalogue under everything that happens to one, with a real daemon: see lib/live_steps.py.
 
 `make check` takes some hundred steps, `make check LONG=1` thousands, DCPD_FULL=1 100,000 and more; MODEL_SEED and MODEL_STEPS choose
 others. With fault points (`make check-san`, FAULTS=1) processes are killed at them and calls fail; elsewhere they are killed at any moment.
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 
-import live_model
+import live_steps
 import pytest
 
 import dcpd as lib
@@ -37,7 +37,7 @@ def steps(home, seed, count, until=None):
     if seed % 8 > 3:
         form["root"] = home.parent.parent / "tmp" / home.name  # a disk's file system
     try:
-        with live_model.Catalogue(home / f"s{seed}", seed, **form) as c:
+        with live_steps.Catalogue(home / f"s{seed}", seed, **form) as c:
             return c.run(count, until).step_number
     finally:
         if form.get("disk"):
