@@ -6,17 +6,16 @@ one page are alike on any machine but for its fonts.
 """
 import base64
 import json
-import os
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent), str(pathlib.Path(__file__).resolve().parents[1] / "lib")]
 sys.dont_write_bytecode = True
 
+import chromium  # noqa: E402
 from fake_api import Fake  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent / "looks"
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 SIZE = {"width": 1280, "height": 900}
 SCHEMES = ("light", "dark")
 DIFFERS, SHARE = 40, 0.03  # so far in a channel of 256 is another colour; so many pixels may be (text is blurred away before)
@@ -94,7 +93,7 @@ def take():
     told = answers()
     fake = replay(told)
     with sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, chromium_sandbox=False)
+        browser = chromium.launch(p)
         small = browser.new_page()
         for scheme in SCHEMES:
             page = open_page(browser, fake, told, scheme)
@@ -120,7 +119,7 @@ def record():
         failed = next(j for j in jobs if j["state"] == "failed" and j["kind"] == "load")["id"]
         told = {"run": f"#/runs/main/{quote(w.RUN, safe='')}", "job": f"#/jobs/{failed}",
                 "checkpoint": f"#/checkpoints/{quote(f'main:{w.RUN}/step-600', safe='')}?t=model.layers.1.attn.out.weight"}
-        browser = p.chromium.launch(executable_path=CHROMIUM, chromium_sandbox=False)
+        browser = chromium.launch(p)
         page = browser.new_page(viewport=SIZE)
         page.on("response", lambda r: responses.append(r))
         page.goto(f"{base}#token={(d.state / 'token').read_text().strip()}")

@@ -10,7 +10,7 @@ pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import expect  # noqa: E402
 
 import dcpd as lib  # noqa: E402
-from test_page import accessible, browser, page, tabs  # noqa: E402, F401
+from test_page import accessible  # noqa: E402
 
 YAML = (lib.ROOT / "api/openapi.yaml").read_text()
 IDS = re.findall(r"^      operationId: (\w+)$", YAML, re.M)
@@ -27,7 +27,7 @@ def run(d, command):
     return json.loads(r.stdout)
 
 
-def test_every_operation_is_there_and_its_commands_run(page, d):  # noqa: F811
+def test_every_operation_is_there_and_its_commands_run(page, d):
     page.goto(url(d, "/docs"))
     expect(page.locator("#state")).to_have_text(f"{len(IDS)} of {len(IDS)} operations")
     assert page.locator("main section[id] h2").count() == len(IDS) > 50
@@ -40,7 +40,7 @@ def test_every_operation_is_there_and_its_commands_run(page, d):  # noqa: F811
     accessible(page)
 
 
-def test_what_is_looked_for_is_found(page, d):  # noqa: F811
+def test_what_is_looked_for_is_found(page, d):
     page.goto(url(d, "/docs#getJob"))
     expect(page.locator("#state")).to_contain_text("operations")
     page.fill("#find", "alias_moved")

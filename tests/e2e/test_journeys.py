@@ -16,7 +16,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import expect  # noqa: E402
 
 import world as w  # noqa: E402
-from test_page import accessible, browser, page, tabs  # noqa: E402, F401
+from test_page import accessible  # noqa: E402
 
 REF = f"main:{w.RUN}/step-600"
 MANY = 100000
@@ -36,13 +36,13 @@ def token(d):
     return (d.state / "token").read_text().strip()
 
 
-def enter(page, d, view=""):  # noqa: F811
+def enter(page, d, view=""):
     page.goto(f"{d.url}#token={token(d)}")
     expect(page.locator("#connection")).to_have_text("Live")
     go(page, view)
 
 
-def go(page, view):  # noqa: F811
+def go(page, view):
     page.evaluate("to => { location.hash = to; }", f"#/{view}")
 
 
@@ -54,7 +54,7 @@ def job_of(d, kind, state):
     return next(j for j in d.api.get("/v1/jobs?page_size=200").ok(200)["jobs"] if j["kind"] == kind and j["state"] == state)
 
 
-def test_a_newcomer_sees_whether_runs_are_safe_and_why_a_job_failed(page, world):  # noqa: F811
+def test_a_newcomer_sees_whether_runs_are_safe_and_why_a_job_failed(page, world):
     enter(page, world)
     expect(page.locator(".verdict-words")).to_contain_text("things need you")
     good = page.locator(f"[data-run='main:{w.RUN}']")
@@ -74,7 +74,7 @@ def test_a_newcomer_sees_whether_runs_are_safe_and_why_a_job_failed(page, world)
     expect(page.locator("#job-error .advice")).to_contain_text("repair")
 
 
-def test_a_job_shows_where_its_time_went_and_can_be_repeated(page, world):  # noqa: F811
+def test_a_job_shows_where_its_time_went_and_can_be_repeated(page, world):
     failed = job_of(world, "load", "failed")
     enter(page, world, f"jobs/{failed['id']}")
     expect(page.locator("#job-stages li")).to_have_count(len(failed["stages"]) + (failed["stages"][0]["at"] > failed["created_at"]))
@@ -89,7 +89,7 @@ def test_a_job_shows_where_its_time_went_and_can_be_repeated(page, world):  # no
     shlex.split(command)
 
 
-def test_a_run_shows_what_retention_does_and_holds_keep(page, world):  # noqa: F811
+def test_a_run_shows_what_retention_does_and_holds_keep(page, world):
     run = f"runs/main/{quote(w.RUN, safe='')}"
     enter(page, world, run)
     row = lambda step: page.locator(f"#run-checkpoints tr[data-key='{w.RUN}/step-{step}']")  # noqa: E731
@@ -123,7 +123,7 @@ def test_a_run_shows_what_retention_does_and_holds_keep(page, world):  # noqa: F
     expect(row(400)).to_contain_text("demo")
 
 
-def test_delete_says_what_goes_and_the_trash_gives_it_back(page, world):  # noqa: F811
+def test_delete_says_what_goes_and_the_trash_gives_it_back(page, world):
     name = f"{w.RUN}/step-100"
     enter(page, world, at_checkpoint(f"main:{name}"))
     page.get_by_role("button", name="Delete …").click()
@@ -143,7 +143,7 @@ def test_delete_says_what_goes_and_the_trash_gives_it_back(page, world):  # noqa
     assert world.api.get(world.api.storage_path("main", name)).status == 200
 
 
-def test_a_policy_says_what_it_removes_before_it_is_kept(page, world):  # noqa: F811
+def test_a_policy_says_what_it_removes_before_it_is_kept(page, world):
     run = "vision/finetune"
     enter(page, world, "policies")
     nightly = page.locator("[data-policy=nightly]")
@@ -176,7 +176,7 @@ def test_a_policy_says_what_it_removes_before_it_is_kept(page, world):  # noqa: 
     assert world.api.get("/v1/policies/tight").status == 404
 
 
-def test_what_follows_a_checkpoint_and_who_is_told(page, world):  # noqa: F811
+def test_what_follows_a_checkpoint_and_who_is_told(page, world):
     secret = world.state / "secrets/eval"
     secret.parent.mkdir(mode=0o700, exist_ok=True)
     secret.write_text("x" * 32)
@@ -219,7 +219,7 @@ def test_what_follows_a_checkpoint_and_who_is_told(page, world):  # noqa: F811
     expect(page.locator("#audit pre")).to_contain_text('"level": "digest"')
 
 
-def test_the_speed_of_a_storage_over_time(page, world):  # noqa: F811
+def test_the_speed_of_a_storage_over_time(page, world):
     enter(page, world, "storages")
     written = page.locator("#speed-main").get_by_role("group", name="Writes of main by minute")
     expect(written.get_by_role("img").first).to_have_attribute("aria-label", re.compile(r"/s, .* of jobs' time$"))
@@ -233,7 +233,7 @@ def test_the_speed_of_a_storage_over_time(page, world):  # noqa: F811
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_the_cut_of_a_tensor_that_pytorch_wrote(page, world):  # noqa: F811
+def test_the_cut_of_a_tensor_that_pytorch_wrote(page, world):
     listed = world.api.get(world.api.storage_path("main", "torch/mesh-2x2", "/tensors")).ok(200)["tensors"]
     tensor = max(listed, key=lambda t: t["chunk_count"])
     assert tensor["chunk_count"] == 4 and len(tensor["shape"]) == 2
@@ -256,7 +256,7 @@ def test_the_cut_of_a_tensor_that_pytorch_wrote(page, world):  # noqa: F811
     accessible(page)
 
 
-def test_a_reshard_is_seen_before_it_is_made(page, world):  # noqa: F811
+def test_a_reshard_is_seen_before_it_is_made(page, world):
     name = f"{w.RUN}/columns"
     enter(page, world, f"reshard/{quote(REF, safe='')}")
     page.fill("#to-world", "2")
@@ -284,7 +284,7 @@ def test_a_reshard_is_seen_before_it_is_made(page, world):  # noqa: F811
     assert [c["offsets"] for c in up["chunks"]] == [[0, 0], [0, 32]]
 
 
-def test_a_checkpoint_is_loaded_and_exported(page, world):  # noqa: F811
+def test_a_checkpoint_is_loaded_and_exported(page, world):
     enter(page, world, at_checkpoint("main:torch/fsdp2"))
     page.get_by_role("button", name="Load …").click()
     page.fill("#load-name", "serve-2")
@@ -306,7 +306,7 @@ def test_a_checkpoint_is_loaded_and_exported(page, world):  # noqa: F811
     assert made["format"] == "safetensors" and made["parents"][0]["name"] == "torch/fsdp2"
 
 
-def test_two_checkpoints_compared(page, world):  # noqa: F811
+def test_two_checkpoints_compared(page, world):
     enter(page, world, "compare")
     page.fill("#compare-a", f"main:{w.RUN}/step-300")
     page.fill("#compare-b", f"main:{w.RUN}/step-400")
@@ -318,13 +318,13 @@ def test_two_checkpoints_compared(page, world):  # noqa: F811
     assert quote(f"main:{w.RUN}/step-300", safe="") in page.url
 
 
-def violations(page):  # noqa: F811
+def violations(page):
     """Of axe, which accessible() has brought into the page: bringing it in anew for each view costs more than the look."""
     found = page.evaluate("async () => (await axe.run()).violations.map(v => [v.id, v.nodes.map(n => n.html)])")
     assert found == []
 
 
-def test_every_view_is_accessible_in_both_schemes_and_fits_a_phone(page, world):  # noqa: F811
+def test_every_view_is_accessible_in_both_schemes_and_fits_a_phone(page, world):
     enter(page, world)
     views = [*VIEWS, f"runs/main/{quote(w.RUN, safe='')}", at_checkpoint(REF) + "?t=model.embed.weight",
              f"reshard/{quote(REF, safe='')}", f"jobs/{job_of(world, 'load', 'failed')['id']}",
@@ -343,7 +343,7 @@ def test_every_view_is_accessible_in_both_schemes_and_fits_a_phone(page, world):
         page.set_viewport_size({"width": 1280, "height": 850})
 
 
-def test_hostile_names_are_text(page, world):  # noqa: F811
+def test_hostile_names_are_text(page, world):
     enter(page, world, at_checkpoint("main:odd/<script>alert(2)<"))
     expect(page.locator("#h-checkpoint")).to_have_text("main:odd/<script>alert(2)<")
     for name in w.ODD:
@@ -365,7 +365,7 @@ def test_hostile_names_are_text(page, world):  # noqa: F811
     accessible(page)
 
 
-def test_a_hundred_thousand_tensors(page, world):  # noqa: F811
+def test_a_hundred_thousand_tensors(page, world):
     w.many_tensors(world, "big/step-1", MANY)
     enter(page, world, at_checkpoint("main:big/step-1"))
     expect(page.locator(".virtual-row button").first).to_be_visible()
@@ -379,7 +379,7 @@ def test_a_hundred_thousand_tensors(page, world):  # noqa: F811
     accessible(page)
 
 
-def test_two_tabs_show_one_truth(page, tabs, world):  # noqa: F811
+def test_two_tabs_show_one_truth(page, tabs, world):
     other = tabs[0].new_page()
     try:
         enter(page, world, "storages")
@@ -395,7 +395,7 @@ def test_two_tabs_show_one_truth(page, tabs, world):  # noqa: F811
 
 
 @pytest.mark.long
-def test_a_slow_network_shows_the_last_view_asked_for(page, world):  # noqa: F811
+def test_a_slow_network_shows_the_last_view_asked_for(page, world):
     slow = page.context.new_cdp_session(page)
     rate = {"downloadThroughput": 100000, "uploadThroughput": 100000}
     slow.send("Network.emulateNetworkConditions", {"offline": False, "latency": 300, **rate})
@@ -411,7 +411,7 @@ def test_a_slow_network_shows_the_last_view_asked_for(page, world):  # noqa: F81
         slow.detach()
 
 
-def test_a_token_that_was_changed_is_asked_for_again(page, world):  # noqa: F811
+def test_a_token_that_was_changed_is_asked_for_again(page, world):
     """The daemon takes the new one on SIGHUP. The page's next request is refused, and it asks; nothing of what was shown stays."""
     enter(page, world, "runs")
     old = token(world)

@@ -10,7 +10,7 @@ from playwright.sync_api import expect  # noqa: E402
 
 import dcpd as lib  # noqa: E402
 import streaming  # noqa: E402
-from test_page import accessible, browser, page, row, tabs  # noqa: E402, F401
+from test_page import accessible, row  # noqa: E402
 
 ROWS, COLUMNS = 1024, 256
 
@@ -39,7 +39,7 @@ def daemon(spawn):
     return d
 
 
-def enter(page, daemon):  # noqa: F811
+def enter(page, daemon):
     token = (Path(daemon.state) / "token").read_text().strip()
     page.goto(f"{daemon.url}#token={token}")
     expect(page.locator("#connection")).to_have_text("Live")
@@ -47,7 +47,7 @@ def enter(page, daemon):  # noqa: F811
     page.click("nav a[href='#/jobs']")
 
 
-def test_a_save_shows_up_and_ends_live(page, daemon):  # noqa: F811
+def test_a_save_shows_up_and_ends_live(page, daemon):
     enter(page, daemon)
     daemon.put("train", images())
     job = daemon.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run1/step-1"})
@@ -71,7 +71,7 @@ def test_a_save_shows_up_and_ends_live(page, daemon):  # noqa: F811
     accessible(page)
 
 
-def test_a_save_that_awaits_its_seals(page, daemon):  # noqa: F811
+def test_a_save_that_awaits_its_seals(page, daemon):
     asked = []
     page.on("request", lambda r: asked.append(r.url))
     enter(page, daemon)
@@ -91,7 +91,7 @@ def test_a_save_that_awaits_its_seals(page, daemon):  # noqa: F811
 
 
 @pytest.mark.long
-def test_a_damaged_file_shows_where(page, daemon):  # noqa: F811
+def test_a_damaged_file_shows_where(page, daemon):
     daemon.put("train", images())
     daemon.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "a"})
     daemon.drop("train")  # or it would be loaded from memory
@@ -115,7 +115,7 @@ def test_a_damaged_file_shows_where(page, daemon):  # noqa: F811
     accessible(page)
 
 
-def test_a_verify_marks_its_checkpoint(page, daemon):  # noqa: F811
+def test_a_verify_marks_its_checkpoint(page, daemon):
     daemon.put("train", images())
     ref = {"storage": "main", "name": "a"}
     daemon.api.run("save", source={"state_dict": "train"}, target=ref)
@@ -137,7 +137,7 @@ def test_a_verify_marks_its_checkpoint(page, daemon):  # noqa: F811
     accessible(page)
 
 
-def test_statistics_are_read_when_asked_for(page, daemon):  # noqa: F811
+def test_statistics_are_read_when_asked_for(page, daemon):
     daemon.put("train", images())
     daemon.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run1/step-1"})
     enter(page, daemon)
@@ -153,7 +153,7 @@ def test_statistics_are_read_when_asked_for(page, daemon):  # noqa: F811
     accessible(page)
 
 
-def test_a_restart_is_seen_and_survived(page, daemon):  # noqa: F811
+def test_a_restart_is_seen_and_survived(page, daemon):
     enter(page, daemon)
     daemon.put("train", images())
     first = daemon.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "a"})

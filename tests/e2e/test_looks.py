@@ -5,7 +5,6 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api")
 
 import looks  # noqa: E402
-from test_page import browser  # noqa: E402, F401
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +20,7 @@ def fake(told):
 
 
 @pytest.mark.parametrize("scheme", looks.SCHEMES)
-def test_views_look_as_they_did(browser, fake, told, scheme):  # noqa: F811
+def test_views_look_as_they_did(browser, fake, told, scheme):
     page, judge = looks.open_page(browser, fake, told, scheme), browser.new_page()
     kept = {name: looks.url_of((looks.HERE / f"{name}-{scheme}.webp").read_bytes(), "webp") for name in looks.views(told)}
     wrong = {}

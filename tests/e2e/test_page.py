@@ -1,8 +1,5 @@
 """The dashboard in Chromium: every state it can show, against a scripted daemon, and the main ones against the real one."""
 
-import os
-import re
-
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -10,47 +7,7 @@ from playwright.sync_api import expect  # noqa: E402
 
 from fake_api import Fake  # noqa: E402
 
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-WAIT_MS = int(os.environ.get("PAGE_WAIT_MS", "60000"))
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if not os.path.exists(CHROMIUM):
-        pytest.skip(f"no Chromium at {CHROMIUM}")
-    expect.set_options(timeout=WAIT_MS)
-    with playwright.sync_playwright() as p:
-        b = p.chromium.launch(executable_path=CHROMIUM, chromium_sandbox=False, args=["--process-per-site"])
-        yield b
-        b.close()
-
-
-@pytest.fixture(scope="module")
-def tabs(browser):
-    """A browser context and the tab of the previous test. That tab stays open for one more test, because starting a renderer process costs
-    more than most tests: the next tab shares its process. Tests share nothing else: a daemon's port, which no test before has used,
-    is an origin of its own, and session storage belongs to a tab."""
-    return browser.new_context(), []
-
-
-@pytest.fixture
-def page(tabs):
-    """A tab that fails its test when the page logs an error, breaks its policy or talks to another host."""
-    context, previous = tabs
-    tab = context.new_page()
-    tab.set_default_timeout(WAIT_MS)
-    tab.wrong = []
-    tab.on("pageerror", lambda e: tab.wrong.append(str(e)))
-    tab.on("console", lambda m: tab.wrong.append(m.text) if m.type == "error" and not re.search(
-        r"Failed to load resource|net::ERR", m.text) else None)
-    tab.on("request", lambda r: tab.wrong.append(r.url) if not r.url.startswith("http://127.0.0.1:") else None)
-    yield tab
-    wrong = list(tab.wrong)
-    while previous:
-        previous.pop().close()
-    previous.append(tab)
-    assert wrong == []
 
 
 @pytest.fixture
@@ -90,7 +47,7 @@ def row(page, table, key):
 
 def accessible(page):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    found = axe.run(page)
+    found = axe.run(page, options={"resultTypes": ["violations"]})  # of what passes one example a rule: half of the work
     assert found.violations_count == 0, found.generate_report()
 
 
