@@ -265,30 +265,32 @@ QUICK = -m 'not slow$(if $(LONG),, and not long)'
 
 # Much of a test is waiting: so these run side by side, and the unit tests one by one beside them. Each says what it has to say when it
 # has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.
-STREAMS := package1 package2 package3 torch1 torch2 worker fault api1 api2
-SETS ?= 10
+STREAMS := torch1 torch2 worker package1 package2 package3 page api1 api2 s3
+SETS ?= 12
 # Tests of the API that need PyTorch are where it is imported anyhow.
 API_TORCH := $(wildcard $(patsubst %,tests/api/test_%.py,checkpoint_input holds locate replicate trust))
+# One object storage for all that is asked of one.
+STREAM_s3 := $(wildcard tests/api/test_s3*.py tests/worker/test_s3*.py)
 STREAM_api1 := $(filter-out $(API_TORCH),$(wildcard tests/api/test_[a-l]*.py))
-STREAM_api2 := $(filter-out $(API_TORCH) $(STREAM_api1),$(wildcard tests/api/test_*.py))
-STREAM_worker := $(wildcard tests/worker tests/e2e)
-STREAM_fault := $(wildcard tests/fault)
-STREAM_torch1 := $(API_TORCH) $(wildcard tests/interop/test_[a-m]*.py)
+STREAM_api2 := $(filter-out $(API_TORCH) $(STREAM_api1) $(STREAM_s3),$(wildcard tests/api/test_*.py))
+STREAM_worker := $(filter-out $(STREAM_s3),$(wildcard tests/worker/test_*.py)) $(wildcard tests/fault)
+STREAM_page := $(wildcard tests/e2e)
+STREAM_torch1 := $(API_TORCH) $(wildcard tests/interop/test_[a-l]*.py)
 STREAM_torch2 := $(filter-out $(STREAM_torch1),$(wildcard tests/interop/test_*.py))
-STREAM_package1 := $(wildcard tests/python/test_[f-h]*.py)
-STREAM_package2 := $(wildcard tests/python/test_[i-z]*.py)
+STREAM_package1 := $(wildcard tests/python/test_[f-l]*.py)
+STREAM_package2 := $(wildcard tests/python/test_[m-z]*.py)
 STREAM_package3 := $(filter-out $(STREAM_package1) $(STREAM_package2),$(wildcard tests/python/test_*.py))
 
 .PHONY: check
 check: ## what a change must pass: installs, builds, runs (about five minutes on 2 cores once built; LONG=1 for more)
 	$(Q)$(MAKE) --no-print-directory deps deps-test
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all tools $(UNIT)
-	$(Q)$(MAKE) --no-print-directory tidy
-	@rm -f $(FLAKY) $(FAILED)
-	@echo 'Tests, side by side: $(STREAMS) units. Each shows what came of it when it has ended.'
-	$(Q)$(MAKE) --no-print-directory -k -O -j$(SETS) $(STREAMS:%=check-stream-%) check-units check-abi; $(summary)
+	@mkdir -p $(dir $(FAILED)); rm -f $(FLAKY) $(FAILED)
+	@echo 'Tests, side by side: $(STREAMS) tidy units. Each shows what came of it when it has ended.'
+	$(Q)$(MAKE) --no-print-directory -k -O -j$(SETS) $(STREAMS:%=check-stream-%) check-tidy check-units check-abi; $(summary)
 
-.PHONY: $(STREAMS:%=check-stream-%)
+.PHONY: check-tidy $(STREAMS:%=check-stream-%)
+check-tidy: ; $(Q)$(MAKE) --no-print-directory tidy || { echo tidy >>$(FAILED); exit 1; }
 $(STREAMS:%=check-stream-%): check-stream-%: all tools
 	@echo; echo "$*: $(STREAM_$*)"
 	$(Q)$(call retrying,$(QUICK) $(STREAM_$*))
