@@ -108,7 +108,7 @@ def dx(tmp_path_factory, xfs):
     d.discard()
 
 
-@pytest.fixture(params=["main", "tmpfs"])
+@pytest.fixture(params=["main", pytest.param("tmpfs", marks=pytest.mark.long)])
 def run(d, request):
     r = Run(d, request.param, MODEL)
     yield r

@@ -16,8 +16,8 @@ import pytest
 import dcpd as lib
 from dcpd import FULL
 
-SAVES = 200 if FULL else 14
-RANKS, MIB = 2, 24
+SAVES = 200 if FULL else 12  # each who in each kind of moment
+RANKS, MIB = 2, 16
 
 
 def sealed(d):

@@ -16,7 +16,7 @@ import pytest
 import dcpd as lib
 from dcpd import FULL
 
-KILLS = int(os.environ.get("DCPD_KILLS", 100 if FULL else 16))
+KILLS = int(os.environ.get("DCPD_KILLS", 100 if FULL else 12))
 RANKS, HEIGHT, WIDTH = 4, 1024, 4096  # 4 MiB of bytes a rank by rows
 SHARD = {0: [{"match": "w", "mesh": [RANKS], "placements": ["Shard(0)"]}], 1: [{"match": "w", "mesh": [RANKS], "placements": ["Shard(1)"]}]}
 

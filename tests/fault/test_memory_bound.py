@@ -1,7 +1,7 @@
 """A reshard's memory does not grow with the model: all workers of the job together stay within 256 MiB, the coordinator within 64;
 warm workers keep little of it for the next job.
 
-4 ranks by rows to 2 by columns, as one tensor and as eight; 512 MiB in `make check`, 8 GiB in `make check-full`
+4 ranks by rows to 2 by columns, as one tensor and as eight; 384 MiB in `make check`, 8 GiB in `make check-full`
 (DCPD_MEMORY_MIB=N chooses). Sampled from smaps_rollup: anonymous and shared memory; a reshard has no segments.
 """
 import json
@@ -16,7 +16,7 @@ from dcpd import FULL
 from peak import Peak, rollup
 
 MIB = 1 << 20
-SIZE = int(os.environ.get("DCPD_MEMORY_MIB", 8192 if FULL else 512))
+SIZE = int(os.environ.get("DCPD_MEMORY_MIB", 8192 if FULL else 384))
 TESTBIN = lib.pathlib.Path(os.environ.get("TESTBIN", lib.ROOT / "build/test/release"))
 
 

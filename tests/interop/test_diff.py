@@ -193,11 +193,11 @@ def test_digests_of_safetensors_files(d):
 def test_top_and_many(d):
     """The movers are the largest of all, however many there are and however few are listed."""
     torch.manual_seed(3)
-    a = {f"t{i:04}": torch.randn(50) for i in range(3000)}
+    a = {f"t{i:04}": torch.randn(50) for i in range(1100)}
     b = {k: t * (1 + i % 997 / 1e4) for i, (k, t) in enumerate(a.items())}
     r = diff(d, put(d, a), put(d, b), top=5, include=["t*"])
     want = sorted(a, key=lambda k: -float((a[k].double() - b[k].double()).norm() / a[k].double().norm()))[:5]
-    assert [m["path"] for m in r["movers"]] == want and r["difference_count"] == r["totals"]["tensors"]["changed"] == 2996
+    assert [m["path"] for m in r["movers"]] == want and r["difference_count"] == r["totals"]["tensors"]["changed"] == 1098
     assert diff(d, put(d, a), put(d, b), top=0)["movers"] == []
     d.api.post("/v1/jobs", {"kind": "diff", "a": ref("x"), "b": ref("y"), "top": -1}).problem("validation_failed")
 

@@ -102,7 +102,7 @@ def test_other_formats(d):
 
 
 def test_many_small_tensors(d):
-    states = [{f"l.{i}.w": torch.full((3, i % 5 + 1), float(i * k), dtype=torch.bfloat16) for i in range(2000)} for k in (1, 2, 4)]
+    states = [{f"l.{i}.w": torch.full((3, i % 5 + 1), float(i * k), dtype=torch.bfloat16) for i in range(700)} for k in (1, 2, 4)]
     to, _ = merge(d, [put(d, s) for s in states])
     want = average(states)
     same(get(d, to, want), want)

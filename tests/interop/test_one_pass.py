@@ -58,7 +58,7 @@ def sources(shared_daemon, state):
             **{name: resharded(d, first, target)[0] for name, target in TARGETS.items()}}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [pytest.param(t, marks=pytest.mark.long) if t in ("one rank", "npz") else t for t in TARGETS])
 def test_a_reshard_reads_once(d, sources, target):
     for name, source in sources.items():
         to, done = resharded(d, source, TARGETS[target])
@@ -118,7 +118,8 @@ def data_files(root):
     return sorted(p for p in ([root] if root.is_file() else root.iterdir()) if p.suffix in (".distcp", ".safetensors", ".npz", ".pt"))
 
 
-@pytest.mark.parametrize("name", ["pytorch", *TARGETS])
+@pytest.mark.parametrize("name", [*("pytorch", "columns", "safetensors", "torch"),
+                                  *(pytest.param(t, marks=pytest.mark.long) for t in ("rows", "one rank", "npz"))])
 def test_a_flipped_bit_is_found_while_it_is_copied(d, sources, name):
     rnd, source = random.Random(name), sources[name]
     target = TARGETS["columns" if name != "columns" else "safetensors"]

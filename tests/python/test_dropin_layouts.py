@@ -28,7 +28,7 @@ def one_content(d, path):
 
 
 @halves
-@pytest.mark.parametrize("saved", some(KINDS, ("old", "2d")))
+@pytest.mark.parametrize("saved", some(KINDS, ("2d",)))
 def test_every_layout_to_every_other(ranks, d, path, saved, writer, reader):
     ranks(on_ranks.write_as, path, writer, saved)
     if writer == "ours":

@@ -239,7 +239,8 @@ MOMENTS = {
 EARLY = ("reserve", "not yet mapped", "reserved", "copied")
 
 
-@pytest.mark.parametrize("how, moment", [(h, m) for h in ("async", "first", "save") for m in MOMENTS
+@pytest.mark.parametrize("how, moment", [(h, m) if h == "async" else pytest.param(h, m, marks=pytest.mark.long)
+                                         for h in ("async", "first", "save") for m in MOMENTS
                                          if lib.FULL or h == "async" or (h == "first" and m in EARLY)])
 def test_daemon_restarted_in_a_save(restarts, moment, how):
     """first: into new segments, of which the journal may not know yet."""

@@ -7,7 +7,7 @@ import struct
 import pytest
 from gang import SANITIZED, Gang
 
-BYTES = 160 << 20
+BYTES = 128 << 20
 
 
 def put(path, data):

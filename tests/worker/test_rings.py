@@ -96,9 +96,11 @@ def nothing_left(roots, name):
     assert not [n for n in os.listdir(roots["out"]) if n.startswith(".dcpd-")]
 
 
-@pytest.mark.parametrize("engine", ["auto", "threads"])
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("ring", [MIB, 3 * MIB + PAGE, 16 * MIB])
+@pytest.mark.parametrize("engine, workers, ring", [
+    ("auto", 3, MIB), ("threads", 1, MIB), ("threads", 3, 3 * MIB + PAGE), ("auto", 1, 3 * MIB + PAGE), ("auto", 3, 16 * MIB),
+    *(pytest.param(*x, marks=pytest.mark.long) for x in [
+        ("auto", 1, MIB), ("threads", 3, MIB), ("threads", 1, 3 * MIB + PAGE), ("auto", 3, 3 * MIB + PAGE), ("auto", 1, 16 * MIB),
+        ("threads", 1, 16 * MIB), ("threads", 3, 16 * MIB)])])
 def test_all_of_it_arrives(roots, engine, workers, ring):
     with Gang(workers, roots, engine=engine) as g:
         for n in range(3):
