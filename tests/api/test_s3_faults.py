@@ -382,9 +382,7 @@ def test_an_overwrite_that_is_killed_leaves_nothing_of_the_old(d, proxy, s3, giv
     proxy.fault = fault
     job = d.api.submit("save", source={"state_dict": sd}, target=ref("s3", name), options={"overwrite": True})["id"]
     assert struck.wait(20)
-    for pid in d.workers():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    d.kill_workers()
     assert d.api.wait(job, 60)["state"] == "succeeded"
     d.drop(sd)
     lib.wait_for(lambda: not old & set(s3.keys(f"{name}/")), 20, "the old one's files gone")
@@ -471,9 +469,7 @@ def test_a_removal_of_a_file_that_is_killed_goes_on(d, proxy, s3):
     job = d.api.submit("delete", target=ref("s3", name))["id"]
     assert struck.wait(20)
     assert name not in names(d) and d.ctl("show", f"s3:{name}").returncode != 0
-    for pid in d.workers():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    d.kill_workers()
     proxy.fault = lambda *_: None
     assert d.api.wait(job, 60)["state"] == "succeeded"
     assert s3.keys(name) == []
