@@ -39,6 +39,7 @@ function read() {
 		...(value("policy-trash") && { trash: value("policy-trash") }) };
 }
 
+/** Asks what the form would do. False: it was edited meanwhile, and a newer question is on its way. */
 async function preview() {
 	const mine = at, turn = mine.turn = (mine.turn || 0) + 1;
 	let shown = null, problem = null;
@@ -48,12 +49,13 @@ async function preview() {
 	} catch (error) {
 		problem = error;
 	}
-	if (mine !== at || turn !== mine.turn) return;
+	if (mine !== at || turn !== mine.turn) return false;
 	mine.shown = shown || mine.shown;
 	mine.problem = problem;
 	text($("announce"), problem ? `The policy is refused: ${problem.message}`
 		: `${shown.remove.length} would go, ${shown.keep.length} would stay`);
 	redraw();
+	return true;
 }
 
 function edited() {
@@ -64,9 +66,7 @@ function edited() {
 async function save(event) {
 	event.preventDefault();
 	clearTimeout(timer);
-	const mine = at;
-	await preview();                 // Enter may come before the pause after the last key is over
-	if (mine !== at) return;
+	if (!(await preview())) return;  // Enter may come before the pause after the last key is over
 	const name = nameNow(), doc = at.document, goes = at.shown?.remove || [];
 	if (!doc || at.problem) return;
 	const paused = $("policy-paused").checked, put = { ...doc, ...(paused && { paused }), ...($("policy-confirm").checked
