@@ -198,6 +198,36 @@ def test_keys_that_are_not_dcpds_are_left_alone(cluster, server, tmp_path):
     assert "none of dcpd's" in b.warnings()
 
 
+def test_a_server_that_does_not_answer_is_skipped(cluster, server):
+    a, b = cluster("a", "b", at=f"http://127.0.0.1:{etcd.free_port()},{server.url}")
+    a.sees(a="joined", b="joined")
+    assert "cluster" not in a.warnings()
+
+
+def test_tls(cluster, tmp_path):
+    """To etcd, which wants a certificate, and between nodes."""
+    (tmp_path / "tls").mkdir()
+    authority = etcd.Authority(tmp_path / "tls")
+    server = etcd.Etcd(tmp_path, authority=authority)
+    cert, key = authority.make("node")
+    trust, shown = ["--cluster-ca", authority.ca], ["--cluster-cert", cert, "--cluster-key", key]
+    serve = ["--tls-cert", cert, "--tls-key", key]
+    try:
+        a, b = cluster("a", "b", at=server, args=[*trust, *shown, *serve])
+        a.sees(a="joined", b="joined")
+        b.sees(a="joined", b="joined")
+        job = held_job(a, "tls")
+        assert b.api.get(f"/v1/jobs/{job['id']}").ok(200)["node"] == "a"
+        assert [j["id"] for j in b.api.get("/v1/jobs").ok(200)["jobs"]] == [job["id"]]
+        a.api.post(f"/v1/jobs/{job['id']}:cancel").ok(202)
+        stranger = cluster("c", at=server, args=[*serve, *shown])  # does not know the authority
+        assert "cannot be reached" in stranger.warnings() and "certificate" in stranger.warnings(), stranger.warnings()
+        stranger = cluster("d", at=server, args=[*trust, *serve])  # shows no certificate
+        assert "cannot be reached" in stranger.warnings(), stranger.warnings()
+    finally:
+        server.stop()
+
+
 def test_what_is_no_etcd_is_said(cluster, spawn):
     other = spawn()
     port = other.tcp_client().tcp[1]
@@ -226,6 +256,11 @@ def test_a_user_who_may_only_read(cluster, own, tmp_path):
         a.stop()
     file.write_text("writer:p:q\n")
     a = cluster("a", at=own, args=["--cluster-user", file])
+    a.sees(a="joined")
+    own.stop()  # with it goes the token that it gave
+    lib.wait_for(lambda: "cannot be reached" in a.warnings(), 30, "the warning")
+    own.start()
+    lib.wait_for(lambda: "cluster" not in a.warnings(), 30, "the cluster again")
     a.sees(a="joined")
 
 

@@ -1,11 +1,12 @@
 """A real etcd on loopback (Debian's etcd-server), and daemons that are nodes of one cluster on it."""
 import base64
-import contextlib
 import json
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
+import urllib.error
 import urllib.request
 
 import pytest
@@ -26,14 +27,47 @@ def needed():
         pytest.skip("no etcd here: Debian's package is etcd-server")
 
 
-class Etcd:
-    """One server with a folder and ports of its own. stop() and start() keep what it holds."""
+def openssl(*args):
+    subprocess.run(["openssl", *map(str, args)], check=True, capture_output=True)
 
-    def __init__(self, home, *args):
+
+class Authority:
+    """Makes certificates for 127.0.0.1: ca.pem, and NAME.pem with NAME.key."""
+
+    def __init__(self, home):
+        if not shutil.which("openssl"):
+            pytest.skip("no openssl to make certificates with")
+        self.home, self.ca = home, home / "ca.pem"
+        self.new_key("ca")
+        openssl("req", "-x509", "-new", "-key", home / "ca.key", "-days", 2, "-subj", "/CN=tests", "-out", self.ca)
+        (home / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+
+    def new_key(self, name):
+        openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", self.home / f"{name}.key")
+
+    def make(self, name):
+        self.new_key(name)
+        request, made = self.home / f"{name}.csr", self.home / f"{name}.pem"
+        openssl("req", "-new", "-key", self.home / f"{name}.key", "-subj", f"/CN={name}", "-out", request)
+        openssl("x509", "-req", "-in", request, "-CA", self.ca, "-CAkey", self.home / "ca.key", "-CAcreateserial", "-days", 2, "-extfile",
+                self.home / "names", "-out", made)
+        return made, self.home / f"{name}.key"
+
+
+class Etcd:
+    """One server with a folder and ports of its own. stop() and start() keep what it holds. With an authority it speaks TLS, to who shows a
+    certificate of that authority's."""
+
+    def __init__(self, home, *args, authority=None):
         needed()
-        self.home, self.args = home, args
-        self.port, self.peer = free_port(), free_port()
-        self.url, self.process, self.user = f"http://127.0.0.1:{self.port}", None, None
+        self.home, self.args, self.tls = home, list(args), None
+        self.port, self.peer, self.process = free_port(), free_port(), None
+        self.url = f"{'https' if authority else 'http'}://127.0.0.1:{self.port}"
+        if authority:
+            cert, key = authority.make("etcd")
+            self.args += ["--cert-file", cert, "--key-file", key, "--trusted-ca-file", authority.ca, "--client-cert-auth"]
+            self.tls = ssl.create_default_context(cafile=authority.ca)
+            self.tls.load_cert_chain(cert, key)
         self.start()
 
     def start(self):
@@ -46,13 +80,18 @@ class Etcd:
         lib.wait_for(self.answers, 20, "etcd answers")
 
     def answers(self):
-        with contextlib.suppress(OSError):
-            return self.ask("kv/range", {"key": base64.b64encode(b"x").decode()}) is not None
-        return False
+        """Perhaps with a refusal: it asks for a user."""
+        try:
+            self.ask("kv/range", {"key": base64.b64encode(b"x").decode()})
+        except urllib.error.HTTPError as e:
+            return e.code in (400, 401)
+        except OSError:
+            return False
+        return True
 
     def ask(self, path, body, token=None):
         r = urllib.request.Request(f"{self.url}/v3/{path}", json.dumps(body).encode(), {"Authorization": token} if token else {})
-        with urllib.request.urlopen(r, timeout=20) as answer:
+        with urllib.request.urlopen(r, timeout=20, context=self.tls) as answer:
             return json.loads(answer.read())
 
     def keys(self, prefix="/dcpd/"):
