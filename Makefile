@@ -327,6 +327,11 @@ check-contract: all tools ## openapi.yaml tried by schemathesis: all checks, edg
 tidy: $(LIB)/libdcp.a $(LIB)/libdcpd.a ## the house rules: who includes whom, names, sizes, banned calls, error codes
 	$(Q)LIB=$(LIB) python3 tests/tidy.py
 
+CLUSTER_TESTS := $(wildcard tests/api/test_cluster*.py)
+.PHONY: check-cluster
+check-cluster: all tools ## daemons of a cluster over a real etcd (Debian's etcd-server; without it they skip)
+	$(Q)$(PYTEST) $(CLUSTER_TESTS)
+
 .PHONY: check-worker check-api check-interop check-fault check-e2e check-python
 check-worker check-api check-interop check-fault check-e2e check-python: check-%: all tools
 	$(Q)$(PYTEST) -m 'not slow' tests/$*

@@ -162,6 +162,7 @@ def test_work_goes_on_while_etcd_is_away(cluster, own):
     assert "cluster" not in a.warnings()
 
 
+@pytest.mark.long
 def test_an_etcd_that_hangs(cluster, own):
     a = cluster("a", at=own)
     a.sees(a="joined")

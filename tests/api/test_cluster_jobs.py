@@ -95,6 +95,7 @@ def test_work_for_a_drained_node_is_done_by_another(pair):
     assert "no other node" in b.api.post("/v1/jobs", body).problem("draining")["detail"]
 
 
+@pytest.mark.long
 def test_a_node_that_hangs_is_given_up(pair):
     a, b = pair
     done = save(b, "run/step-1")
