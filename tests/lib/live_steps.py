@@ -521,12 +521,13 @@ class Catalogue(Model):
         self.say("kill a worker")
         self.one_more_flying()
         pids = [p for x in self.daemons() for p in x.workers()]
-        if pids:
-            try:
-                os.kill(self.r.choice(pids), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        killed = self.r.choice(pids) if pids else None
+        if killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(killed, signal.SIGKILL)
         self.disturbed(self.land)
+        # until the daemon hears of it, an idle gang of which one is dead still gets jobs
+        lib.wait_for(lambda: not any(killed in x.workers() for x in self.daemons()), 10, "a killed worker is buried")
 
     def calm(self):
         """Nothing is armed any more: what follows must go well."""
