@@ -34,6 +34,9 @@ def rest(b):
     resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
     idle(b)
     streams(b)
+    scrape(b)
+    traces(b)
+    command(b)
     polls(b)
 
 
@@ -77,6 +80,105 @@ def polls(b):
           "GET /v1/jobs/ID 200 times a second, during a save")
     b.row("rest.save_slowed_by", "s", "<=1.02", "the same save alone", busy, alone, "dcpctl save, with these requests")
     b.delete("disk", "rest")
+
+
+def timed(fn, times):
+    """Seconds of each call, but for the first."""
+    took = []
+    for _ in range(times + 1):
+        start = time.monotonic()
+        fn()
+        took.append(time.monotonic() - start)
+    return took[1:]
+
+
+def verify_many(d, count):
+    """Seconds for so many small jobs, one after the other."""
+    d.api.run("verify", source={"storage": "disk", "name": "golden"}, level="structure")
+    return sum(timed(lambda: d.api.run("verify", source={"storage": "disk", "name": "golden"}, level="structure"), count))
+
+
+def golden(b):
+    at = b.disk / "ckpt/golden"
+    if not at.exists():
+        shutil.copytree(lib.ROOT / "tests/fixtures/torch-2.15.0/plain/checkpoint", at)
+
+
+def scrape(b):
+    """`rest.metrics`: what a scrape of /metrics takes, after some jobs; `rest.metrics.cpu`: dcpd's CPU for it, at one scrape a second."""
+    if not b.wants("rest.metrics"):
+        return
+    d = b.daemon()
+    golden(b)
+    verify_many(d, 50)
+    took = [x * 1000 for x in timed(lambda: d.api.get("/metrics"), 100)]
+    b.row("rest.metrics", "ms", "<=1.00", "limit 20 ms", took, [20.0], "GET /metrics, after 50 jobs")
+    start, count = cpu(d.proc.pid), 1000
+    timed(lambda: d.api.get("/metrics"), count)
+    b.row("rest.metrics.cpu", "%", "<=1.00", "limit 1 % of a core", [(cpu(d.proc.pid) - start) / (count + 1) * 100], [1.0],
+          f"CPU of dcpd, {count} GET /metrics")
+
+
+class Collector(threading.Thread):
+    """Takes spans, and answers 200."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.s = socket.create_server(("127.0.0.1", 0))
+        self.port = self.s.getsockname()[1]
+
+    def run(self):
+        while True:
+            c, _ = self.s.accept()
+            threading.Thread(target=self.serve, args=(c,), daemon=True).start()
+
+    @staticmethod
+    def serve(c):
+        got = b""
+        while more := c.recv(1 << 16):
+            got += more
+            while b"\r\n\r\n" in got:
+                head, rest = got.split(b"\r\n\r\n", 1)
+                n = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+                if len(rest) < n:
+                    break
+                got = rest[n:]
+                c.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+
+
+def traces(b):
+    """`rest.traces`: small jobs while spans are sent; the peer is a daemon that sends none, in turns."""
+    if not b.wants("rest.traces"):
+        return
+    golden(b)
+    collector = Collector()
+    collector.start()
+    homes = [pathlib.Path(tempfile.mkdtemp(prefix="dcpd-bench-")) for _ in range(2)]
+    on = lib.Daemon(homes[0], {"disk": b.disk / "ckpt"}, args=("--otlp-endpoint", f"http://127.0.0.1:{collector.port}"))
+    off = lib.Daemon(homes[1], {"disk": b.disk / "ckpt"})
+    ours, peer = [], []
+    for _ in range(5):
+        ours.append(verify_many(on, 60))
+        peer.append(verify_many(off, 60))
+    for d, home in ((on, homes[0]), (off, homes[1])):
+        d.discard()
+        shutil.rmtree(home)
+    b.row("rest.traces", "s", "<=1.05", "without --otlp-endpoint", ours, peer, "60 verifies of a small checkpoint")
+
+
+def command(b):
+    """`rest.dcpctl`: what dcpctl takes to start, ask and print; the peer is curl for the same answer."""
+    if not b.wants("rest.dcpctl"):
+        return
+    d = b.daemon()
+    env = {**os.environ, "DCPD_URL": f"unix://{d.socket}"}
+    ours, peer = [], []
+    for _ in range(30):
+        ours += [x * 1000 for x in timed(lambda: subprocess.run([lib.BIN / "dcpctl", "ls", "disk"], env=env, check=True,
+                                                                stdout=subprocess.DEVNULL), 1)]
+        peer += [x * 1000 for x in timed(lambda: subprocess.run(["curl", "-s", "--unix-socket", d.socket, "http://d/v1/checkpoints/disk"],
+                                                                check=True, stdout=subprocess.DEVNULL), 1)]
+    b.row("rest.dcpctl", "ms", "<=1.50", "curl, the same answer", ours, peer, "dcpctl ls disk")
 
 
 CLIENTS, IDLE, SECONDS = 1000, 10000, 5
