@@ -1,6 +1,8 @@
 """The protocol below the API: what a proxy, a browser, a slow or a rude client sends, byte by byte."""
 import json
 import socket
+import ssl
+import subprocess
 import threading
 import time
 
@@ -331,6 +333,26 @@ def rest(c):
     while got := c.s.recv(65536):
         body += got
     return body
+
+
+def test_events_over_tls(spawn, tmp_path):
+    """Events after the head come encrypted, too: there libmicrohttpd sends them."""
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2", "-keyout", key, "-out",
+                    cert], check=True, capture_output=True)
+    d = spawn(args=["--tls-cert", cert, "--tls-key", key])
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with Raw(d.tcp_client().tcp) as c:
+        c.s = context.wrap_socket(c.s)
+        token = (d.state / "token").read_text().strip().encode()
+        c.send(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + token + b"\r\n\r\n")
+        assert c.head()[0] == 200
+        for i in range(5):
+            d.api.post("/v1/state-dicts", {"name": f"sd{i}", "world_size": 1}).ok(201)
+            while f'"sd{i}"'.encode() not in c.rest:
+                c._more()
+            time.sleep(0.1)
 
 
 def test_last_event_id(d, unix):
