@@ -338,8 +338,8 @@ def rest(c):
 def test_events_over_tls(spawn, tmp_path):
     """Events after the head come encrypted, too: there libmicrohttpd sends them."""
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2", "-keyout", key, "-out",
-                    cert], check=True, capture_output=True)
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2", "-keyout", key,
+                    "-out", cert], check=True, capture_output=True)
     d = spawn(args=["--tls-cert", cert, "--tls-key", key])
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -406,7 +406,7 @@ def test_materialise_gives_it_its_own(where, request):
         run.save()
         before, steps = inodes(run, 2), (MODEL, run.tensors)
         plan = run.d.api.post("/v1/jobs?dry_run=true", {"kind": "materialise", "target": run.at(2)}).ok(200)
-        assert plan["bytes"] > 14 * MIB and not plan["changed"]
+        assert plan["bytes"] > 14 * MIB and not plan["changed"] and plan["file_count"] > 0 and "files" not in plan
         assert inodes(run, 2) == before
         r = run.d.api.run("materialise", target=run.at(2))["result"]
         after = inodes(run, 2)
@@ -442,7 +442,9 @@ def test_materialise_takes_no_damage_along(run):
 
 def test_materialise_of_what_shares_nothing(d, golden_root):
     shutil.copytree(golden_root / "torch-2.15.0/plain/checkpoint", d.storages["main"] / "plain")
-    d.api.fails("materialise", "unsupported", target={"storage": "main", "name": "plain"})
+    d.api.fails("materialise", "format_unsupported", target={"storage": "main", "name": "plain"})
+    planned = d.api.post("/v1/jobs?dry_run=true", {"kind": "materialise", "target": {"storage": "main", "name": "plain"}})
+    planned.problem("format_unsupported", status=422)
 
 
 @pytest.mark.parametrize("seed, where", [(1, "main"), (2, "tmpfs"), (3, "xfs")])

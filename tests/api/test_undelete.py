@@ -97,7 +97,7 @@ def test_a_file_and_bad_times(d, root):
     source = saved(d, f"trash/{lib.fresh()}")
     d.api.run("reshard", source={"storage": "main", "name": source}, target={"storage": "main", "name": name, "format": "safetensors"})
     before = (root / name).read_bytes()
-    for time in ("", "soon", "-1h", "0s", "72"):
+    for time in ("", "soon", "-1h", "0s", "72", "000000000001h"):
         d.api.delete(path(d, name) + f"?trash={time}").problem("validation_failed")
     trashed(d, name)
     assert not (root / name).exists()

@@ -219,7 +219,7 @@ static FALLIBLE enum err open_checkpoint(struct materialise *m)
 	if (!file)
 		TRY(checkpoint_manifest(m->dir, MANIFEST_NAME, &m->manifest));
 	if (!m->manifest)
-		return ERR(UNSUPPORTED, "the checkpoint has no manifest of dcpd's: it shares nothing that dcpd knows of");
+		return ERR(FORMAT_UNSUPPORTED, "the checkpoint has no manifest of dcpd's: it shares nothing that dcpd knows of");
 	m->piece = mem_alloc(PIECE);
 	NEED(m->piece, "no memory for a copy");
 	return OK;
@@ -239,7 +239,8 @@ static FALLIBLE enum err materialise(struct materialise *m)
 		TRY(look_at(m, &m->manifest->files.v[i], clones));
 	if (!m->job->dry_run)
 		TRY(renew_record(m));
-	m->job->result = json_pack("{s:o, s:I, s:I, s:b}", "checkpoint", ref_doc(&m->job->spec.target), "files", (json_int_t)m->files,
+	m->job->result = json_pack("{s:o, s:I, s:I, s:b}", "checkpoint", ref_doc(&m->job->spec.target),
+				   m->job->dry_run ? "file_count" : "files", (json_int_t)m->files, /* `files` of a plan is their list */
 				   "bytes", (json_int_t)m->bytes, "changed", m->files && !m->job->dry_run);
 	NEED(m->job->result, "no memory for the result");
 	return OK;

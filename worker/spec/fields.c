@@ -285,12 +285,14 @@ static FALLIBLE enum err check_text(const struct field *f, const struct jval *v,
 	return OK;
 }
 
+enum { DURATION_BYTES_MAX = 11 }; /* as the contract says */
+
 static FALLIBLE enum err read_duration(const struct jval *v, int64_t *ms_out)
 {
 	struct str text;
 
 	TRY(jval_string(v, &text));
-	if (!str_to_ms(text, ms_out) || *ms_out <= 0)
+	if (text.n > DURATION_BYTES_MAX || !str_to_ms(text, ms_out) || *ms_out <= 0)
 		return jval_fail(v, ERR_VALIDATION_FAILED, "is no time, such as \"72h\"");
 	return OK;
 }
