@@ -299,6 +299,42 @@ FALLIBLE enum err h_checkpoint_files(struct req *r)
 	return OK;
 }
 
+static void on_file(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct req *r = user;
+	char unverified[32];
+
+	snprintf(unverified, sizeof unverified, "%jd", (intmax_t)json_integer_value(json_object_get(ok, "unverified_bytes")));
+	e = e ?: h_pass_fd(r, "application/octet-stream", ok, fd, NULL);
+	req_done(r, e ?: req_header(r, "Dcpd-Unverified-Bytes", unverified));
+}
+
+static FALLIBLE enum err set_count(struct req *r, json_t *q, const char *key)
+{
+	struct str text;
+	uint64_t n;
+	bool there;
+
+	TRY(req_query(r, key, &text, &there));
+	if (!there)
+		return OK;
+	if (!str_to_u64(text, &n) || n > INT64_MAX)
+		return ERR(RANGE_INVALID, "the query's \"%s\" must be a count of bytes", key);
+	return json_object_set_new(q, key, json_integer((json_int_t)n)) == 0 ? OK : ERR(NO_MEMORY, "cannot ask");
+}
+
+FALLIBLE enum err h_checkpoint_file(struct req *r)
+{
+	CLEANUP(jval_drop) json_t *q = NULL;
+
+	TRY(h_question(r, "file", &q));
+	TRY(h_set_text(q, "file", r->parts[5]));
+	TRY(set_count(r, q, "offset"));
+	TRY(set_count(r, q, "bytes"));
+	h_ask(r, move(q), on_file);
+	return OK;
+}
+
 FALLIBLE enum err h_checkpoint_tensors(struct req *r)
 {
 	CLEANUP(jval_drop) json_t *q = NULL;

@@ -28,6 +28,7 @@ FALLIBLE enum err h_checkpoint_tensors(struct req *r);
 FALLIBLE enum err h_checkpoint_tensor(struct req *r);
 FALLIBLE enum err h_checkpoint_locate(struct req *r);
 FALLIBLE enum err h_checkpoint_files(struct req *r);
+FALLIBLE enum err h_checkpoint_file(struct req *r);
 FALLIBLE enum err h_checkpoint_lineage(struct req *r);
 FALLIBLE enum err h_checkpoint_hold(struct req *r);
 FALLIBLE enum err h_checkpoint_unhold(struct req *r);

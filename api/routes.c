@@ -44,6 +44,8 @@ static const struct route routes[] = {
 	  Q("slice", "format", "verify", NULL) },
 	{ "POST", "/v1/checkpoints/{storage}/{name}:locate", h_checkpoint_locate, ROUTE_BODY, false, false, Q(NULL), .scope = SCOPE_READ },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/files", h_checkpoint_files, ROUTE_NO_BODY, false, false, Q(NULL), .list = "files" },
+	{ "GET", "/v1/checkpoints/{storage}/{name}/files/{file}", h_checkpoint_file, ROUTE_NO_BODY, false, false,
+	  Q("offset", "bytes", NULL) },
 	{ "GET", "/v1/checkpoints/{storage}/{name}/lineage", h_checkpoint_lineage, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "PUT", "/v1/checkpoints/{storage}/{name}/hold", h_checkpoint_hold, ROUTE_BODY_MAY, false, true, Q(NULL), .audit = "hold.set" },
 	{ "DELETE", "/v1/checkpoints/{storage}/{name}/hold", h_checkpoint_unhold, ROUTE_NO_BODY, false, true,

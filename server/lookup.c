@@ -53,6 +53,7 @@ static const struct op {
 	{ "tensors", LANE_READ, true, 0 },
 	{ "loadable", LANE_READ, true, 0 },
 	{ "slice", LANE_READ, false, UNREAD_SMALL },
+	{ "file", LANE_READ, false, UNREAD_SMALL },
 	{ "locate", LANE_READ, false, 4 << 20 },
 	{ "list", LANE_LIST, true, 0 },
 	{ "find", LANE_LIST, true, 0 },

@@ -2,6 +2,7 @@
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 
@@ -281,6 +282,32 @@ def test_pytorch_reads_it(d, s3, tmp_path):
     got = {k: torch.zeros(len(b), dtype=torch.uint8) for k, b in want.items()}
     dcp.load(got, checkpoint_id=str(tmp_path), no_dist=True)
     assert {k: bytes(v.numpy()) for k, v in got.items()} == want
+
+
+def test_the_drop_in_reads_and_writes_it(d, s3):
+    """dcpd.torch's StorageWriter and StorageReader, values and all, as of a directory."""
+    pytest.importorskip("torch")
+    env = lib.clean_environment(DCPD_URL=f"unix://{d.socket}", PYTHONPATH=str(lib.ROOT / "api/python"), PYTHONDONTWRITEBYTECODE="1")
+    done = subprocess.run([sys.executable, lib.ROOT / "tests/python/on_bucket.py", f"s3:dropin/{lib.fresh()}"], env=env,
+                          capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["differ"] == [] and said["plain"] == [], said
+    assert "replaced" in said["replaced"], said
+    assert "none" in said["absent"] and "loaded" not in said["absent"], said
+
+
+def test_bytes_of_a_file(d, s3):
+    """As they lie, and counted as unverified; a file that is not the checkpoint's is not there."""
+    name, _ = saved(d)
+    path = d.api.storage_path("s3", name)
+    whole = d.api.get(f"{path}/files/.metadata")
+    assert whole.status == 200 and int(whole.headers["Dcpd-Unverified-Bytes"]) == len(whole.body)
+    part = d.api.get(f"{path}/files/.metadata?offset=5&bytes=7")
+    assert part.status == 200 and part.body == whole.body[5:12]
+    assert d.api.get(f"{path}/files/.metadata?offset={len(whole.body)}").body == b""
+    for file, code in (("none", "not_found"), (".metadata?offset=99999999", "range_invalid"), (".metadata?bytes=x", "range_invalid")):
+        assert d.api.get(f"{path}/files/{file}").json["code"] == code, file
 
 
 @pytest.mark.parametrize("when", [0.0, 0.15, *(pytest.param(t, marks=pytest.mark.long) for t in (0.05, 0.4, 0.8))])

@@ -4,9 +4,12 @@
 
 #include <dirent.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/jval.h"
+#include "os/fs.h"
 #include "query/lookup_cache.h"
 #include "runner/hosts.h"
 #include "store/aliases.h"
@@ -419,6 +422,70 @@ static FALLIBLE enum err lookup_files(struct worker *w, const json_t *q, struct 
 	return e;
 }
 
+enum { FILE_BYTES_MAX = 1 << 30 };
+
+/* Bytes of a memfd, which the caller fills. */
+static FALLIBLE enum err map_answer(uint64_t n, int *fd_out, void **out)
+{
+	*out = NULL;
+	*fd_out = memfd_create("dcpd-file", MFD_CLOEXEC);
+	if (*fd_out < 0 || ftruncate(*fd_out, (off_t)n) < 0)
+		return ERR_SYS(NO_MEMORY, "no memory for %ju bytes of a file", (uintmax_t)n);
+	void *p = n ? mmap(NULL, n, PROT_WRITE, MAP_SHARED, *fd_out, 0) : NULL;
+	if (p == MAP_FAILED)
+		return ERR_SYS(NO_MEMORY, "no memory for %ju bytes of a file", (uintmax_t)n);
+	*out = p;
+	return OK;
+}
+
+static FALLIBLE enum err read_file(const json_t *q, struct store_at dir, struct buf *out, int *fd_out)
+{
+	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
+	const char *name = json_string_value(json_object_get(q, "file"));
+	const json_t *bytes = json_object_get(q, "bytes");
+	uint64_t offset = (uint64_t)json_integer_value(json_object_get(q, "offset"));
+	struct stat st;
+	void *p;
+
+	TRY(store_open_file(dir, name, STORE_READ, &file));
+	TRY(store_stat(file, "", &st));
+	if (offset > (uint64_t)st.st_size)
+		return ERR(RANGE_INVALID, "'%s' has %jd bytes, and none at %ju", name, (intmax_t)st.st_size, (uintmax_t)offset);
+	uint64_t n = (uint64_t)st.st_size - offset;
+	n = bytes && (uint64_t)json_integer_value(bytes) < n ? (uint64_t)json_integer_value(bytes) : n;
+	if (n > FILE_BYTES_MAX)
+		return ERR(PAYLOAD_TOO_LARGE, "%ju bytes of '%s'; at most %d at once", (uintmax_t)n, name, FILE_BYTES_MAX);
+	TRY(lookup_room(q, n));
+	TRY(map_answer(n, fd_out, &p));
+	enum err e = n ? store_read(file, p, n, offset, name) : OK;
+	if (p)
+		munmap(p, n);
+	TRY(e);
+	buf_printf(out, "{\"bytes\":%ju,\"unverified_bytes\":%ju}", (uintmax_t)n, (uintmax_t)n);
+	return OK;
+}
+
+/* Bytes of a file as they lie, for a client that reads the format itself and has no path to the storage. Nothing compares them here: all
+ * are told as unverified, and the client has the manifest. */
+static FALLIBLE enum err lookup_file(struct worker *w, const json_t *q, const int *, uint32_t, struct buf *out, int *fd_out)
+{
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+	const char *wanted = json_string_value(json_object_get(q, "file")), *file;
+	char name[CHECKPOINT_NAME_MAX];
+	const struct store *store;
+	enum format format;
+
+	TRY(find(w, q, &store, name, &format));
+	TRY(checkpoint_open_dir(store, name, &dir, &file));
+	if (!wanted || !wanted[0] || strchr(wanted, '/') || strcmp(wanted, ".") == 0 || strcmp(wanted, "..") == 0 || strlen(wanted) > 255 ||
+	    (file && strcmp(file, wanted) != 0))
+		return ERR(NOT_FOUND, "'%s' has no file '%.300s'", name, wanted ? wanted : "");
+	enum err e = read_file(q, dir, out, fd_out);
+	if (e)
+		fs_drop(fd_out);
+	return e;
+}
+
 /* ------------------------------------------------------------------------------------------------------- recover */
 
 static FALLIBLE enum err recover(struct worker *w, const json_t *q, struct buf *out)
@@ -527,7 +594,8 @@ static const struct question {
 	enum err (*segments)(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
 } questions[] = {
 	{ "probe", .plain = probe },		{ "exists", .plain = exists },	     { "list", .plain = lookup_list },
-	{ "show", .plain = lookup_show },	{ "files", .plain = lookup_files },  { "tensors", .segments = lookup_tensors },
+	{ "show", .plain = lookup_show },	{ "files", .plain = lookup_files },  { "file", .bytes = lookup_file },
+	{ "tensors", .segments = lookup_tensors },
 	{ "images", .segments = lookup_images }, { "locate", .bytes = lookup_locate }, { "slice", .bytes = lookup_slice },
 	{ "recover", .plain = recover },	{ "meet", .plain = meet },	     { "sweep", .plain = sweep },
 	{ "hold", .plain = hold },		{ "aliases", .plain = aliases },     { "find", .plain = lookup_find },

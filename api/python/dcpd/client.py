@@ -247,6 +247,11 @@ class Checkpoints(_Resource):
     def files(self, ref: Ref) -> List[Dict[str, Any]]:
         return list(self._t.request("GET", self._path(ref, "/files"))["files"])
 
+    def file(self, ref: Ref, name: str, offset: int = 0, bytes: Optional[int] = None) -> Answer:
+        """Bytes of a file as they lie, up to 1 GiB; nothing has compared them with a digest."""
+        path = query(self._path(ref, f"/files/{quote(name)}"), offset=offset or None, bytes=bytes)
+        return checked(self._t.raw("GET", path), path)
+
     def lineage(self, ref: Ref) -> Dict[str, Any]:
         """What a checkpoint was made of, and what was made of it, as records tell: {"checkpoint", "nodes", "edges", "truncated"}. The state
         of an edge says whether the parent is still what the child was made of: "same", "replaced", "removed" or "unknown"."""

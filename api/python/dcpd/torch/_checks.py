@@ -12,7 +12,6 @@ import pickletools
 import re
 import zipfile
 import zlib
-from pathlib import Path
 from typing import Any, Optional
 
 from .. import _digest, errors
@@ -23,10 +22,10 @@ _LOCAL = 30   # bytes of a record's local header
 
 
 class Checks:
-    """Of the files in one directory, by the manifest of one metadata file: neither is read before the first item."""
+    """Of the files of one checkpoint (_path.files), by the manifest of one metadata file: neither is read before the first item."""
 
-    def __init__(self, folder: Path, metadata: str) -> None:
-        self._folder, self._metadata = folder, metadata
+    def __init__(self, files: Any, metadata: str) -> None:
+        self._files, self._metadata = files, metadata
         self._text: Optional[bytes] = None
         self._at = 0  # where the last item was found: they are asked for in the order of the files
 
@@ -72,9 +71,9 @@ class Checks:
         and the daemon has found no damage."""
         rank = re.fullmatch(r"__(\d+)\.metadata", self._metadata)
         try:
-            text = (self._folder / (f".dcpd.{rank[1]}.json" if rank else ".dcpd.json")).read_bytes()
-            metadata = bytearray((self._folder / self._metadata).read_bytes())
-        except OSError:
+            text, _ = self._files.read(f".dcpd.{rank[1]}.json" if rank else ".dcpd.json")
+            metadata = bytearray(self._files.read(self._metadata)[0])
+        except (OSError, errors.Forbidden):
             return b""
         said = re.search(rb'"metadata":\{"name":"([^"]*)","bytes":(\d+),"xxh3_128":"([0-9a-f]{32})"', text[:_HEAD])
         if not said or said[1].decode() != self._metadata or int(said[2]) != len(metadata):

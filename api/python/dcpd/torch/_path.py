@@ -1,14 +1,18 @@
 """What PyTorch calls a checkpoint id: a directory path, or a dcpd reference."""
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import re
 import uuid
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Callable, Iterator, Optional, Tuple, Union
 
 from .. import _where, errors
 
 Id = Union[str, "os.PathLike[str]"]
+_BUCKET = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def parse(checkpoint_id: Id) -> Any:
@@ -71,6 +75,87 @@ def folder(path: Any) -> Path:
         return Path(path)
     place = _where.resolve(path)
     return Path(str(place.client.storages.get(place.storage)["path"]), *place.name.split("/"))
+
+
+class Here:
+    """The files of a checkpoint in a directory on this host."""
+
+    def __init__(self, path: Any) -> None:
+        self.path, self.folder = path, folder(path)
+
+    def read(self, name: str) -> Tuple[bytes, Any]:
+        """A whole file, and what tells it from one that takes its place."""
+        with open(open_file(self.path, self.folder, name), "rb") as f:
+            return f.read(), _stamp(os.fstat(f.fileno()))
+
+    def has(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def is_replaced(self, name: str, stamp: Any) -> bool:
+        """Whether another is there by now. What has been deleted is no other."""
+        try:
+            return bool(_stamp(os.stat(self.folder / name)) != stamp)
+        except OSError:
+            return bool(self.folder.exists())
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[Callable[[int, int], bytes]]:
+        """pread(bytes, offset) of a file."""
+        fd = open_file(self.path, self.folder, name)
+        try:
+            yield lambda n, offset: os.pread(fd, n, offset)
+        finally:
+            os.close(fd)
+
+
+class There:
+    """The files of a checkpoint in a storage without directories (a bucket): the daemon reads them."""
+
+    def __init__(self, place: _where.Place) -> None:
+        self.place = place
+
+    def _etag(self) -> Any:
+        return self.place.client.checkpoints.get(self.place.object).get("etag")
+
+    def _bytes(self, name: str, offset: int = 0, n: Optional[int] = None) -> bytes:
+        try:
+            return self.place.client.checkpoints.file(self.place.object, name, offset, n).body
+        except errors.NotFound as e:
+            raise FileNotFoundError(errno.ENOENT, str(e), f"{self.place}/{name}") from e
+
+    def read(self, name: str) -> Tuple[bytes, Any]:
+        try:
+            etag = self._etag()
+        except errors.NotFound as e:
+            raise FileNotFoundError(errno.ENOENT, str(e), f"{self.place}/{name}") from e
+        return self._bytes(name), etag
+
+    def has(self, name: str) -> bool:
+        ref = self.place.object
+        return self.place.client.checkpoints.exists(ref) and name in {x["name"] for x in self.place.client.checkpoints.files(ref)}
+
+    def is_replaced(self, name: str, stamp: Any) -> bool:
+        try:
+            return bool(self._etag() != stamp)
+        except errors.NotFound:
+            return False
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[Callable[[int, int], bytes]]:
+        yield lambda n, offset: self._bytes(name, offset, n)
+
+
+def files(path: Any) -> Union[Here, There]:
+    """The checkpoint's files, wherever they lie."""
+    if _where.is_reference(path):
+        place = _where.resolve(path)
+        if _BUCKET.match(str(place.client.storages.get(place.storage)["path"])):
+            return There(place)
+    return Here(path)
+
+
+def _stamp(st: os.stat_result) -> Tuple[int, int, int]:
+    return st.st_dev, st.st_ino, st.st_ctime_ns
 
 
 def open_file(path: Any, inside: Path, name: str) -> int:

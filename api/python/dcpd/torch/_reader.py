@@ -35,8 +35,8 @@ _UNUSUAL = frozenset(("format_item", "format_pickle", "format_metadata", "format
 class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,unused-ignore]
     """Reads a checkpoint through dcpd; the arguments are those of torch.distributed.checkpoint.FileSystemReader.
 
-    path: a directory, or a dcpd reference ("main:run1/step-100"); it need not exist yet. _extension_registry: where extensions of the
-    checkpoint are looked up by their descriptors; the default knows PyTorch's own.
+    path: a directory, or a dcpd reference ("main:run1/step-100", "s3:run1/step-100"); it need not exist yet.
+    _extension_registry: where extensions of the checkpoint are looked up by their descriptors; the default knows PyTorch's own.
     """
 
     def __init__(self, path: _path.Id, _extension_registry: Any = None) -> None:
@@ -48,7 +48,7 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         self.rank: Optional[int] = None
         self.use_collectives = True
         self._metadata: Any = None
-        self._looked: Any = None  # the directory, and the metadata file that was read from it
+        self._looked: Any = None  # the files, and which of them the metadata were read from
 
     def reset(self, checkpoint_id: Optional[_path.Id] = None) -> None:
         self.storage_data, self._metadata, self._looked = {}, None, None
@@ -61,15 +61,14 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         """The checkpoint's Metadata; `rank=` asks for the one that this rank wrote for itself. Raises where it is absent."""
         rank = kwargs.get("rank")
         name = ".metadata" if rank is None else f"__{rank}.metadata"
-        inside = _path.folder(self.path)
-        with open(_path.open_file(self.path, inside, name), "rb") as f:
-            self._looked = inside, name, _stamp(os.fstat(f.fileno()))
-            self._damage()
-            try:
-                metadata = _pickle.loads(f.read())
-            except Exception as e:  # an unpickler trips over damage in many ways
-                raise errors.CheckpointDamaged(f"{name} cannot be unpickled: {type(e).__name__}: {e}", code="format_pickle",
-                                               file=name) from e
+        files = _path.files(self.path)
+        data, stamp = files.read(name)
+        self._looked = files, name, stamp
+        self._damage()
+        try:
+            metadata = _pickle.loads(data)
+        except Exception as e:  # an unpickler trips over damage in many ways
+            raise errors.CheckpointDamaged(f"{name} cannot be unpickled: {type(e).__name__}: {e}", code="format_pickle", file=name) from e
         for lacking in (x for x in ("state_dict_metadata", "storage_data") if getattr(metadata, x, None) is None):
             raise errors.CheckpointDamaged(f"{name} holds no {lacking}", code="format_metadata", file=name)
         if getattr(metadata, "storage_meta", None) is not None:
@@ -120,11 +119,8 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         jobs were all looked up in between. What has been deleted is no other version."""
         if self._looked is None:
             return False
-        inside, name, stamp = self._looked
-        try:
-            return bool(_stamp(os.stat(inside / name)) != stamp)
-        except OSError:
-            return bool(inside.exists())
+        files, name, stamp = self._looked
+        return bool(files.is_replaced(name, stamp))
 
     def _read(self, plan: Any, planner: Any) -> None:
         from torch.distributed.checkpoint.planner import LoadItemType
@@ -201,10 +197,6 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
     def _place(self, item: Any) -> Tuple[str, int]:
         info = self.storage_data[item.storage_index]
         return info.relative_path, info.offset
-
-
-def _stamp(st: os.stat_result) -> Tuple[int, int, int]:
-    return st.st_dev, st.st_ino, st.st_ctime_ns
 
 
 def _groups(boxes: _Boxes) -> List[_Boxes]:
@@ -328,23 +320,20 @@ class _Files:
             per_file.setdefault(self.reader.storage_data[item.storage_index].relative_path, []).append(item)
         if not per_file:
             return
-        folder = _path.folder(self.reader.path)
+        files = _path.files(self.reader.path)
         collective = self.reader.use_collectives or self.reader.rank is None
-        self.checks = _checks.Checks(folder, ".metadata" if collective else f"__{self.reader.rank}.metadata")
+        self.checks = _checks.Checks(files, ".metadata" if collective else f"__{self.reader.rank}.metadata")
         for name, wanted in per_file.items():
-            fd = _path.open_file(self.reader.path, folder, name)
-            try:
+            with files.open(name) as pread:
                 for item in sorted(wanted, key=lambda x: self.reader.storage_data[x.storage_index].offset):
-                    self._one(item, self._bytes(fd, name, item), planner)
-            finally:
-                os.close(fd)
+                    self._one(item, self._bytes(pread, name, item), planner)
 
-    def _bytes(self, fd: int, name: str, item: Any) -> bytearray:
+    def _bytes(self, pread: Any, name: str, item: Any) -> bytearray:
         """The item as torch.save made it, checked."""
         info = self.reader.storage_data[item.storage_index]
         data = bytearray()
         while len(data) < info.length:
-            piece = os.pread(fd, min(info.length - len(data), 1 << 30), info.offset + len(data))
+            piece = pread(min(info.length - len(data), 1 << 30), info.offset + len(data))
             if not piece:
                 raise errors.CheckpointDamaged(f"{name} ends before its item {item.storage_index.fqn}", file=name,
                                                fqn=item.storage_index.fqn, offset=info.offset)

@@ -166,10 +166,9 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
 
     def _exists(self) -> bool:
         try:
-            folder = _path.folder(self.path)
+            return _path.files(self.path).has(".metadata" if self.use_collectives else "__0.metadata")
         except errors.NotFound:
             return False
-        return (folder / (".metadata" if self.use_collectives else "__0.metadata")).exists()
 
     def prepare_local_plan(self, plan: Any) -> Any:
         if self._unstaged is not None:
