@@ -43,7 +43,7 @@ def s3torchconnector_peer():
 
 
 def rclone_peer():
-    env = {**os.environ, "RCLONE_CONFIG": "/dev/null"}
+    env = {k: v for k, v in os.environ.items() if k != "AWS_CA_BUNDLE"} | {"RCLONE_CONFIG": "/dev/null"}
     remote = f":s3:{bucket}/{key}"
     options = ["--s3-provider=Other", f"--s3-endpoint={endpoint}", f"--s3-region={region}", "--s3-env-auth", "--s3-force-path-style",
                f"--s3-chunk-size={part_mib}M", f"--s3-upload-concurrency={threads}", f"--s3-upload-cutoff={part_mib}M",
