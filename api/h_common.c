@@ -32,17 +32,6 @@ FALLIBLE enum err h_page_query(struct req *r, struct h_page *out)
 	return OK;
 }
 
-FALLIBLE enum err h_tasks_query(struct req *r, struct follower_page *out)
-{
-	struct h_page page;
-
-	TRY(h_page_query(r, &page));
-	*out = (struct follower_page){ page.token, page.size };
-	if (page.token.n && !job_id_ok(page.token))
-		return ERR(INVALID_REQUEST, "the query's \"page_token\" is none of ours");
-	return OK;
-}
-
 FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out)
 {
 	const char *key = req_head(r, "Idempotency-Key");

@@ -19,7 +19,6 @@ struct h_page {
 };
 
 FALLIBLE enum err h_page_query(struct req *r, struct h_page *out);            /* ?page_size= &page_token= */
-FALLIBLE enum err h_tasks_query(struct req *r, struct follower_page *out);    /* the same, of deliveries or executions */
 /* The Idempotency-Key, and the body's bytes as they came. */
 FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out);
 /* Makes a job of a checked document and answers 202. */

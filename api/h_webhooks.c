@@ -1,75 +1,10 @@
-/* h_webhooks.c: /v1/webhooks (server/webhook.h). */
+/* h_webhooks.c: deliveries that somebody asks for (server/webhook.h); the rest of /v1/webhooks: h_followers.c. */
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "base/jval.h"
-#include "server/parts.h"
 #include "server/webhook.h"
 
-enum { ANSWER_MAX = 64 << 20 };
-
-FALLIBLE enum err h_webhooks_list(struct req *r)
-{
-	CLEANUP(buf_free) struct buf b = BUF_INIT(ANSWER_MAX);
-	struct principal who = req_principal(r);
-	struct h_page page;
-
-	TRY(h_page_query(r, &page));
-	TRY(webhooks_put(r->core, &who, page.token, page.size, &b));
-	return req_json(r, 200, &b);
-}
-
-static FALLIBLE enum err answer(struct req *r, unsigned status)
-{
-	CLEANUP(buf_free) struct buf b = BUF_INIT(ANSWER_MAX);
-	struct principal who = req_principal(r);
-
-	TRY(webhook_put(r->core, &who, r->parts[2], &b));
-	return req_json(r, status, &b);
-}
-
-FALLIBLE enum err h_webhook_get(struct req *r)
-{
-	return answer(r, 200);
-}
-
-static void on_set(void *user, enum err e)
-{
-	req_done(user, e ? e : answer(user, 200));
-}
-
-FALLIBLE enum err h_webhook_put(struct req *r)
-{
-	struct principal who = req_principal(r);
-
-	req_hold(r);
-	webhook_set(r->core, &who, r->parts[2], r->body, on_set, r);
-	return OK;
-}
-
-static void on_gone(void *user, enum err e)
-{
-	req_done(user, e ? e : req_empty(user, 204));
-}
-
-FALLIBLE enum err h_webhook_delete(struct req *r)
-{
-	struct principal who = req_principal(r);
-
-	req_hold(r);
-	webhook_delete(r->core, &who, r->parts[2], on_gone, r);
-	return OK;
-}
-
-FALLIBLE enum err h_webhook_deliveries(struct req *r)
-{
-	CLEANUP(buf_free) struct buf b = BUF_INIT(ANSWER_MAX);
-	struct principal who = req_principal(r);
-	struct follower_page page;
-
-	TRY(h_tasks_query(r, &page));
-	TRY(webhook_put_deliveries(r->core, &who, r->parts[2], &page, &b));
-	return req_json(r, 200, &b);
-}
+enum { ANSWER_MAX = 64 << 10 };
 
 /* Actions take an empty body or {}: nothing can be set. */
 static FALLIBLE enum err check_action(struct req *r)
@@ -82,8 +17,11 @@ static FALLIBLE enum err check_action(struct req *r)
 static FALLIBLE enum err answer_delivery(struct req *r, const char *id)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(ANSWER_MAX);
+	struct principal who = req_principal(r);
+	struct follower *f;
 
-	TRY(webhook_put_delivery(r->core, r->parts[2], str_of(id), &b));
+	TRY(follower_need(followers_of(r->core, r->parts[1]), &who, r->parts[2], &f));
+	TRY(follower_put_task(f, str_of(id), &b));
 	return req_json(r, 202, &b);
 }
 

@@ -1,5 +1,5 @@
 /* handlers.h: one function per route (routes.c), by resource: h_jobs.c, h_state_dicts.c, h_checkpoints.c, h_runs.c,
- * h_policies.c, h_trash.c, h_webhooks.c, h_chains.c, h_storages.c, h_workers.c, h_system.c. */
+ * h_followers.c, h_policies.c, h_webhooks.c, h_trash.c, h_storages.c, h_workers.c, h_system.c. */
 #pragma once
 #include "api/http.h"
 
@@ -35,11 +35,15 @@ FALLIBLE enum err h_checkpoint_unhold(struct req *r);
 FALLIBLE enum err h_checkpoint_undelete(struct req *r);
 FALLIBLE enum err h_trash_list(struct req *r);
 
-FALLIBLE enum err h_policies_list(struct req *r);
-FALLIBLE enum err h_policy_get(struct req *r);
-FALLIBLE enum err h_policy_put(struct req *r);
-FALLIBLE enum err h_policy_delete(struct req *r);
+FALLIBLE enum err h_followers_list(struct req *r);
+FALLIBLE enum err h_followers_list_all(struct req *r);
+FALLIBLE enum err h_follower_get(struct req *r);
+FALLIBLE enum err h_follower_put(struct req *r);
+FALLIBLE enum err h_follower_delete(struct req *r);
+FALLIBLE enum err h_follower_tasks(struct req *r);
 FALLIBLE enum err h_policy_preview(struct req *r);
+FALLIBLE enum err h_webhook_test(struct req *r);
+FALLIBLE enum err h_webhook_retry(struct req *r);
 
 FALLIBLE enum err h_runs_list(struct req *r);
 FALLIBLE enum err h_run_get(struct req *r);
@@ -48,20 +52,6 @@ FALLIBLE enum err h_run_resume_take(struct req *r);
 FALLIBLE enum err h_run_drain(struct req *r);
 FALLIBLE enum err h_alias_put(struct req *r);
 FALLIBLE enum err h_alias_delete(struct req *r);
-
-FALLIBLE enum err h_webhooks_list(struct req *r);
-FALLIBLE enum err h_webhook_get(struct req *r);
-FALLIBLE enum err h_webhook_put(struct req *r);
-FALLIBLE enum err h_webhook_delete(struct req *r);
-FALLIBLE enum err h_webhook_test(struct req *r);
-FALLIBLE enum err h_webhook_deliveries(struct req *r);
-FALLIBLE enum err h_webhook_retry(struct req *r);
-
-FALLIBLE enum err h_chains_list(struct req *r);
-FALLIBLE enum err h_chain_get(struct req *r);
-FALLIBLE enum err h_chain_put(struct req *r);
-FALLIBLE enum err h_chain_delete(struct req *r);
-FALLIBLE enum err h_chain_executions(struct req *r);
 
 FALLIBLE enum err h_storages_list(struct req *r);
 FALLIBLE enum err h_storages_create(struct req *r);

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include "base/jtext.h"
-#include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
@@ -40,12 +39,6 @@ static json_t *step_of(const struct execution *x)
 	return json_array_get(json_object_get(x->doc, "steps"), (size_t)number_in(x->doc, "step"));
 }
 
-void chain_free(struct chain *c)
-{
-	json_decref(c->doc);
-	mem_free(c);
-}
-
 static void execution_free(struct execution *x)
 {
 	loop_timer_stop(&x->timer);
@@ -53,18 +46,17 @@ static void execution_free(struct execution *x)
 	mem_free(x);
 }
 
-void chain_drop(struct chain *c)
+void chain_drop(struct follower *f)
 {
+	struct chain *c = chain_of(f);
 	struct execution *x = c->running;
 
-	list_remove(&c->all->first, c);
-	c->all->count--;
 	c->is_gone = true;
 	if (x && x->is_pending) /* its callback frees both */
 		return;
 	if (x)
 		execution_free(x);
-	chain_free(c);
+	follower_free(f);
 }
 
 /* The end of something that was waited for. False: the chain was removed meanwhile, and both are gone. */
@@ -76,7 +68,7 @@ static bool came(struct execution *x)
 	if (!c->is_gone)
 		return true;
 	execution_free(x);
-	chain_free(c);
+	follower_free(&c->base);
 	return false;
 }
 
@@ -94,13 +86,13 @@ static void put_task(struct journal_txn *t, const struct chain *c, const char *i
 	char about[ABOUT_MAX];
 
 	name_about(doc, about);
-	journal_put_task(t, &(struct journal_task){ .kind = JOURNAL_CHAIN, .follower = c->name, .id = id, .state = state, .about = about,
+	journal_put_task(t, &(struct journal_task){ .kind = JOURNAL_CHAIN, .follower = c->base.name, .id = id, .state = state, .about = about,
 						    .doc = str_of(text) });
 }
 
 static struct journal_txn *row_of(struct execution *x, enum task_state state)
 {
-	struct journal_txn *t = journal_txn_new(x->chain->all->server->journal);
+	struct journal_txn *t = journal_txn_new(x->chain->base.all->server->journal);
 	CLEANUP(mem_free_ptr) char *text = jtext_of(x->doc);
 
 	if (text)
@@ -113,17 +105,17 @@ static struct journal_txn *row_of(struct execution *x, enum task_state state)
 /* Nobody waits for the row: the steps from there on find what was done already. */
 static void note_progress(struct execution *x)
 {
-	journal_commit(x->chain->all->server->journal, row_of(x, TASK_RUNNING), NULL, NULL);
+	journal_commit(x->chain->base.all->server->journal, row_of(x, TASK_RUNNING), NULL, NULL);
 }
 
 static void on_finished(void *user, enum err e)
 {
 	struct execution *x = user;
 	struct chain *c = x->chain;
-	struct server *s = c->all->server;
+	struct server *s = c->base.all->server;
 
 	if (e)
-		log_err("the end of a chain's execution cannot be journalled", "chain", c->name, "execution", x->id, NULL);
+		log_err("the end of a chain's execution cannot be journalled", "chain", c->base.name, "execution", x->id, NULL);
 	if (!came(x))
 		return;
 	c->running = NULL;
@@ -134,7 +126,7 @@ static void on_finished(void *user, enum err e)
 
 static json_t *parent_of(const struct execution *x)
 {
-	return json_pack("{s:s, s:s, s:I, s:I}", "chain", x->chain->name, "execution", x->id, "step", (json_int_t)number_in(x->doc, "step"),
+	return json_pack("{s:s, s:s, s:I, s:I}", "chain", x->chain->base.name, "execution", x->id, "step", (json_int_t)number_in(x->doc, "step"),
 			 "depth", (json_int_t)number_in(x->doc, "depth"));
 }
 
@@ -142,7 +134,7 @@ static json_t *parent_of(const struct execution *x)
 static void finish(struct execution *x, enum task_state state, json_t *error)
 {
 	struct chain *c = x->chain;
-	struct server *s = c->all->server;
+	struct server *s = c->base.all->server;
 	CLEANUP(json_decrefp) json_t *parent = parent_of(x);
 	enum event_told what = state == TASK_FAILED ? TOLD_CHAIN_FAILED : TOLD_CHAIN_DONE;
 	char at[CLOCK_TEXT_MAX];
@@ -151,16 +143,16 @@ static void finish(struct execution *x, enum task_state state, json_t *error)
 	if (error)
 		json_object_set(x->doc, "error", error);
 	struct journal_txn *t = row_of(x, state);
-	journal_prune_tasks(t, JOURNAL_CHAIN, c->name, FOLLOWER_KEPT);
+	journal_prune_tasks(t, JOURNAL_CHAIN, c->base.name, FOLLOWER_KEPT);
 	const struct happening h = { .what = what, .storage = text_in(x->doc, "storage"), .name = text_in(x->doc, "name"),
 				     .job = x->job, .error = error, .parent = parent };
 	if (state != TASK_SKIPPED) {
 		webhooks_note(s, t, &h);
 		events_emit(s->events, event_told_names[what], NULL,
-			    json_pack("{s:s, s:s, s:s, s:s, s:o?}", "chain", c->name, "execution", x->id, "storage", h.storage, "name",
+			    json_pack("{s:s, s:s, s:s, s:s, s:o?}", "chain", c->base.name, "execution", x->id, "storage", h.storage, "name",
 				      h.name, "error", error ? errdoc_brief(error) : NULL));
 	}
-	log_info("chain: an execution has ended", "chain", c->name, "execution", x->id, "state", follower_task_states[state], NULL);
+	log_info("chain: an execution has ended", "chain", c->base.name, "execution", x->id, "state", follower_task_states[state], NULL);
 	json_decref(error);
 	x->is_pending = true;
 	journal_txn_wait(t, NULL);
@@ -181,7 +173,7 @@ static void again(struct execution *x, int64_t tries)
 {
 	int64_t ms = tries > 6 ? RETRY_MOST_MS : (int64_t)RETRY_MS << tries;
 
-	loop_timer_start(x->chain->all->server->loop, ms < RETRY_MOST_MS ? ms : RETRY_MOST_MS, on_time, x, &x->timer);
+	loop_timer_start(x->chain->base.all->server->loop, ms < RETRY_MOST_MS ? ms : RETRY_MOST_MS, on_time, x, &x->timer);
 }
 
 /* The step's job was not made: a target in use, too many jobs, no space. */
@@ -189,7 +181,7 @@ static void refused(struct execution *x, enum err e)
 {
 	int64_t now = clock_mono_ms();
 
-	if (x->chain->all->server->draining)
+	if (x->chain->base.all->server->draining)
 		return; /* the next start goes on */
 	x->refused_ms = x->refused_ms ? x->refused_ms : now;
 	if (err_retryable(e) && now - x->refused_ms < REFUSED_FOR_MS)
@@ -239,7 +231,7 @@ static void look_at_job(struct execution *x)
 	CLEANUP(json_decrefp) json_t *doc = NULL;
 	enum job_state state;
 	struct str text;
-	struct server *s = x->chain->all->server;
+	struct server *s = x->chain->base.all->server;
 	enum err e = job_state_of(s, str_of(x->job), &state);
 
 	if (!e && !job_state_ended(state))
@@ -276,9 +268,9 @@ static void make_job(struct execution *x)
 	CLEANUP(json_decrefp) json_t *request = NULL;
 	CLEANUP(json_decrefp) json_t *parent = parent_of(x);
 	struct jval step = JVAL_ROOT(step_of(x));
-	struct job_request rq = { .who = { .uid = c->uid, .admin = c->uid == 0 || c->uid == geteuid() }, .parent = parent };
+	struct job_request rq = { .who = { .uid = c->base.uid, .admin = c->base.uid == 0 || c->base.uid == geteuid() }, .parent = parent };
 	char key[96];
-	enum err e = chain_step_request(&step, c->name, text_in(x->doc, "storage"), text_in(x->doc, "name"), &rq.kind, &request);
+	enum err e = chain_step_request(&step, c->base.name, text_in(x->doc, "storage"), text_in(x->doc, "name"), &rq.kind, &request);
 
 	if (e) {
 		finish(x, TASK_FAILED, errdoc_sure(e));
@@ -289,7 +281,7 @@ static void make_job(struct execution *x)
 	rq.spec = request;
 	rq.idem = (struct idempotency){ str_of(key), str_of(key) };
 	x->is_pending = true;
-	job_create(c->all->server, &rq, on_created, x);
+	job_create(c->base.all->server, &rq, on_created, x);
 }
 
 /* Does the execution end with the removal of its checkpoint? */
@@ -309,7 +301,7 @@ static FALLIBLE enum err is_replaced(const struct execution *x, const json_t *sh
 	char about[ABOUT_MAX];
 
 	name_about(x->doc, about);
-	TRY(journal_has_newer_task(c->all->server->journal, JOURNAL_CHAIN, c->name, about, x->id, out));
+	TRY(journal_has_newer_task(c->base.all->server->journal, JOURNAL_CHAIN, c->base.name, about, x->id, out));
 	*out = *out || (is[0] && strcmp(is, was) != 0);
 	return OK;
 }
@@ -343,7 +335,7 @@ static void on_shown(void *user, enum err e, const json_t *ok, int *)
 
 static void next_step(struct execution *x)
 {
-	struct server *s = x->chain->all->server;
+	struct server *s = x->chain->base.all->server;
 	const char *word = chain_step_word(step_of(x));
 	struct storage *st;
 
@@ -375,7 +367,7 @@ static enum err take(void *user, const struct journal_task *row)
 	memcpy(x->id, row->id, TASK_ID_LEN);
 	enum err e = jtext_parse(row->doc, 0, &x->doc);
 	if (!e && row->state == TASK_WAITING) { /* the steps as they are now */
-		json_object_set(x->doc, "steps", json_object_get(c->doc, "steps"));
+		json_object_set(x->doc, "steps", json_object_get(c->base.doc, "steps"));
 		json_object_set_new(x->doc, "step", json_integer(0));
 		json_object_set_new(x->doc, "try", json_integer(0));
 		json_object_set_new(x->doc, "jobs", json_array());
@@ -390,26 +382,25 @@ static enum err take(void *user, const struct journal_task *row)
 
 static void pump(struct chain *c)
 {
-	struct server *s = c->all->server;
+	struct server *s = c->base.all->server;
 
 	if (c->running || s->draining)
 		return;
-	enum err e = journal_read_due(s->journal, JOURNAL_CHAIN, c->name, TASK_RUNNING, 1, take, c);
+	enum err e = journal_read_due(s->journal, JOURNAL_CHAIN, c->base.name, TASK_RUNNING, 1, take, c);
 	if (!e && !c->running) {
-		e = journal_read_due(s->journal, JOURNAL_CHAIN, c->name, TASK_WAITING, 1, take, c);
+		e = journal_read_due(s->journal, JOURNAL_CHAIN, c->base.name, TASK_WAITING, 1, take, c);
 		if (!e && c->running)
 			note_progress(c->running);
 	}
 	if (e)
-		log_err("a chain's executions cannot be read", "chain", c->name, NULL);
+		log_err("a chain's executions cannot be read", "chain", c->base.name, NULL);
 	if (c->running)
 		next_step(c->running);
 }
 
 void chains_wake(struct server *s, const char *job)
 {
-	for (struct chain *c = s->chains->first, *next; c; c = next) {
-		next = c->next;
+	followers_each(struct chain, c, s->followers[JOURNAL_CHAIN]) {
 		struct execution *x = c->running;
 		if (job && x && !x->is_pending && strcmp(x->job, job) == 0)
 			look_at_job(x);
@@ -425,11 +416,11 @@ void chains_wake(struct server *s, const char *job)
 /* Does a checkpoint that a chain's job has made start this one? */
 static bool may_follow(const struct chain *c, const struct happening *h)
 {
-	if (strcmp(text_in(h->parent, "chain"), c->name) == 0)
+	if (strcmp(text_in(h->parent, "chain"), c->base.name) == 0)
 		return false;
 	if (number_in(h->parent, "depth") < CHAIN_DEPTH_MAX)
 		return true;
-	log_warn("chain: not started, for chains have started each other too deep", "chain", c->name, "name", h->name, NULL);
+	log_warn("chain: not started, for chains have started each other too deep", "chain", c->base.name, "name", h->name, NULL);
 	return false;
 }
 
@@ -445,11 +436,11 @@ static void note_one(struct chain *c, struct journal_txn *t, const struct happen
 		journal_txn_fail(t, ERR(NO_MEMORY, "cannot keep an execution"));
 		return;
 	}
-	job_new_id(c->all->server->journal, id);
+	job_new_id(c->base.all->server->journal, id);
 	name_about(doc, about);
-	journal_skip_about(t, JOURNAL_CHAIN, c->name, about); /* they would be about this one */
+	journal_skip_about(t, JOURNAL_CHAIN, c->base.name, about); /* they would be about this one */
 	put_task(t, c, id, TASK_WAITING, doc, text);
-	journal_skip_tasks(t, JOURNAL_CHAIN, c->name, c->newest ? 1 : FOLLOWER_QUEUE_MAX);
+	journal_skip_tasks(t, JOURNAL_CHAIN, c->base.name, c->newest ? 1 : FOLLOWER_QUEUE_MAX);
 	c->is_noted = true;
 }
 
@@ -457,7 +448,7 @@ void chains_note(struct server *s, struct journal_txn *t, const struct happening
 {
 	if (h->what != TOLD_DURABLE)
 		return;
-	for (struct chain *c = s->chains->first; c; c = c->next)
+	followers_each(struct chain, c, s->followers[JOURNAL_CHAIN])
 		if (follower_matches(&c->filter, h->storage, h->name) && may_follow(c, h))
 			note_one(c, t, h);
 }
@@ -481,51 +472,27 @@ FALLIBLE enum err chains_each_ref(const struct server *s, chain_ref_fn fn, void 
 {
 	struct refs r = { fn, user };
 
-	for (const struct chain *c = s->chains->first; c; c = c->next) {
-		TRY(journal_read_due(s->journal, JOURNAL_CHAIN, c->name, TASK_RUNNING, 1, tell_ref, &r));
-		TRY(journal_read_due(s->journal, JOURNAL_CHAIN, c->name, TASK_WAITING, FOLLOWER_QUEUE_MAX, tell_ref, &r));
+	followers_each(const struct chain, c, s->followers[JOURNAL_CHAIN]) {
+		TRY(journal_read_due(s->journal, JOURNAL_CHAIN, c->base.name, TASK_RUNNING, 1, tell_ref, &r));
+		TRY(journal_read_due(s->journal, JOURNAL_CHAIN, c->base.name, TASK_WAITING, FOLLOWER_QUEUE_MAX, tell_ref, &r));
 	}
 	return OK;
 }
 
 /* ---- start and end ---- */
 
-static enum err take_chain(void *user, const struct journal_follower *row)
-{
-	struct server *s = user;
-	CLEANUP(json_decrefp) json_t *doc = NULL;
-	struct chain *c = NULL;
-	enum err e = jtext_parse(row->doc, 0, &doc);
-
-	e = e ?: chain_new(s, row->name, row->uid, row->created_ms, doc, &c);
-	if (e) {
-		log_err("a chain cannot be taken up", "chain", row->name, NULL);
-		return e == ERR_NO_MEMORY ? e : OK;
-	}
-	c->is_noted = true;
-	c->next = s->chains->first;
-	s->chains->first = c;
-	s->chains->count++;
-	return OK;
-}
-
 FALLIBLE enum err chains_new(struct server *s)
 {
-	s->chains = mem_zalloc(1, sizeof *s->chains);
-	NEED(s->chains, "cannot keep chains");
-	s->chains->server = s;
-	return journal_read_followers(s->journal, JOURNAL_CHAIN, take_chain, s);
+	return followers_new(s, &chain_kind);
 }
 
-void chains_free(struct chains *all)
+void chains_free(struct server *s)
 {
-	if (!all)
-		return;
-	for (struct chain *c = all->first, *next; c; c = next) {
-		next = c->next;
-		if (c->running)
-			execution_free(c->running);
-		chain_free(c);
-	}
-	mem_free(all);
+	struct followers *all = s->followers[JOURNAL_CHAIN];
+
+	if (all)
+		followers_each(struct chain, c, all)
+			if (c->running)
+				execution_free(c->running);
+	followers_free(all);
 }

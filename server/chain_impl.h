@@ -5,18 +5,18 @@
 struct execution;
 
 struct chain {
-	struct chain *next;
-	struct chains *all;
-	char name[FOLLOWER_NAME_MAX + 1];
-	uid_t uid;                     /* as whom its jobs run */
-	int64_t created_ms;            /* wall clock */
-	json_t *doc;
-	struct follower_filter filter; /* points into doc */
+	struct follower base;
+	struct follower_filter filter; /* points into the document */
 	bool newest;                   /* "behind" */
 	int64_t retries;
 	struct execution *running;
 	bool is_noted, is_gone;        /* gone: removed; freed by the callback that is on its way */
 };
+
+static inline struct chain *chain_of(struct follower *f)
+{
+	return (struct chain *)(void *)f;
+}
 
 /* The one that runs. */
 struct execution {
@@ -29,13 +29,5 @@ struct execution {
 	bool is_pending;               /* a callback is on its way */
 };
 
-struct chains {
-	struct server *server;
-	struct chain *first;
-	uint32_t count;
-};
-
-void chain_free(struct chain *c);
-void chain_drop(struct chain *c);      /* removed by somebody: out of the list */
-/* Checks the document, and makes a chain of a copy of it. */
-FALLIBLE enum err chain_new(struct server *s, const char *name, uid_t uid, int64_t created_ms, const json_t *doc, struct chain **out);
+extern const struct follower_kind chain_kind;
+void chain_drop(struct follower *f);

@@ -50,8 +50,6 @@ static const char *const change_sql[CHANGE_MAX] = {
 			" count = iif(identity = ?3 AND ?5, count + 1, 1), identity=?3, at_ms=?4",
 	[PRUNE_ATTEMPTS] = "DELETE FROM attempts WHERE at_ms < (SELECT at_ms FROM attempts ORDER BY at_ms DESC LIMIT 1 OFFSET ?1)",
 	[PUT_WORKER] = "INSERT OR REPLACE INTO workers VALUES(?1,?2)",
-	[PUT_POLICY] = "INSERT OR REPLACE INTO policies VALUES(?1,?2,?3)",
-	[DELETE_POLICY] = "DELETE FROM policies WHERE name = ?1",
 	[PUT_AUDIT] = "INSERT INTO audit VALUES(NULL,?1,?2,?3,?4,?5,?6,?7,?8)",
 	[PRUNE_AUDIT] = "DELETE FROM audit WHERE id <= (SELECT max(id) FROM audit) - ?1",
 	[DELETE_WORKER] = "DELETE FROM workers WHERE pid = ?1",
@@ -346,20 +344,6 @@ void journal_delete_run(struct journal_txn *t, const char *storage, const char *
 
 	put_str(t, r, str_of(storage));
 	put_str(t, r, str_of(name));
-}
-
-void journal_put_policy(struct journal_txn *t, const struct journal_policy *p)
-{
-	struct row *r = add(t, PUT_POLICY);
-
-	put_str(t, r, str_of(p->name));
-	put_int(r, p->uid);
-	put_str(t, r, p->doc);
-}
-
-void journal_delete_policy(struct journal_txn *t, const char *name)
-{
-	put_str(t, add(t, DELETE_POLICY), str_of(name));
 }
 
 void journal_put_audit(struct journal_txn *t, const struct journal_audit *a)

@@ -24,7 +24,7 @@
 
 struct journal;
 
-enum { JOURNAL_VERSION = 11, JOURNAL_VERDICTS_MAX = 100000, JOURNAL_ATTEMPTS_MAX = 10000, JOURNAL_AUDIT_MAX = 100000 };
+enum { JOURNAL_VERSION = 12, JOURNAL_VERDICTS_MAX = 100000, JOURNAL_ATTEMPTS_MAX = 10000, JOURNAL_AUDIT_MAX = 100000 };
 
 struct journal_txn;
 
@@ -140,14 +140,6 @@ struct journal_attempts {
 /* Counts one more attempt, at row->at_ms. The count goes on from the row that is there if that has the same identity and `goes_on`; else
  * it begins with 1. */
 void journal_put_attempt(struct journal_txn *t, const struct journal_attempts *row, bool goes_on);
-/* A retention policy (server/policy.h). */
-struct journal_policy {
-	const char *name;
-	uid_t uid;
-	struct str doc;             /* JSON, without the name */
-};
-void journal_put_policy(struct journal_txn *t, const struct journal_policy *row);
-void journal_delete_policy(struct journal_txn *t, const char *name);
 /* A change by a caller or a policy (server/audit.h). Texts are "" where they do not apply. */
 struct journal_audit {
 	int64_t id;                 /* grows; read, not put */
@@ -161,15 +153,16 @@ void journal_put_audit(struct journal_txn *t, const struct journal_audit *row);
 void journal_put_worker(struct journal_txn *t, pid_t pid, uint64_t start_ticks);
 void journal_delete_worker(struct journal_txn *t, pid_t pid);
 
-/* A follower acts when a checkpoint changes: a webhook or a chain. Its tasks: deliveries, executions. Numbers are the journal's. */
-enum journal_follower_kind { JOURNAL_WEBHOOK, JOURNAL_CHAIN };
+/* A follower acts when a checkpoint changes: a webhook, a chain or a policy. Tasks of the first two: deliveries, executions. Numbers are
+ * the journal's. */
+enum journal_follower_kind { JOURNAL_WEBHOOK, JOURNAL_CHAIN, JOURNAL_POLICY, JOURNAL_FOLLOWER_KINDS };
 enum task_state { TASK_WAITING, TASK_RUNNING, TASK_DONE, TASK_FAILED, TASK_SKIPPED, TASK_STATE_COUNT };
 enum { TASK_ID_LEN = 26 };
 struct journal_follower {
 	enum journal_follower_kind kind;
 	const char *name;
 	uid_t uid;                  /* who set it */
-	int64_t created_ms;         /* wall clock */
+	int64_t created_ms;         /* wall clock; 0: not known */
 	struct str doc;
 };
 struct journal_task {
@@ -199,7 +192,6 @@ typedef enum err (*journal_verdict_fn)(void *user, const struct journal_verdict 
 typedef enum err (*journal_attempts_fn)(void *user, const struct journal_attempts *row);
 typedef enum err (*journal_verdict_news_fn)(void *user, const char *name, const char *identity, const char *state, uint64_t number);
 typedef enum err (*journal_run_fn)(void *user, const struct journal_run *row);
-typedef enum err (*journal_policy_fn)(void *user, const struct journal_policy *row);
 typedef enum err (*journal_audit_fn)(void *user, const struct journal_audit *row);
 typedef enum err (*journal_worker_fn)(void *user, pid_t pid, uint64_t start_ticks);
 
@@ -222,7 +214,6 @@ FALLIBLE enum err journal_read_state_dicts(struct journal *j, journal_state_dict
 FALLIBLE enum err journal_read_slots(struct journal *j, journal_slot_fn fn, void *user);
 FALLIBLE enum err journal_read_storages(struct journal *j, journal_storage_fn fn, void *user);
 FALLIBLE enum err journal_read_runs(struct journal *j, uint32_t limit, journal_run_fn fn, void *user);     /* the newest */
-FALLIBLE enum err journal_read_policies(struct journal *j, journal_policy_fn fn, void *user);
 /* Newest first, those before an id (0: from the newest). */
 FALLIBLE enum err journal_read_audit(struct journal *j, int64_t before, uint32_t limit, journal_audit_fn fn, void *user);
 FALLIBLE enum err journal_read_workers(struct journal *j, journal_worker_fn fn, void *user);

@@ -82,6 +82,10 @@ static const char *const migrations[JOURNAL_VERSION] = {
 
 	"CREATE TABLE audit(id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, uid INTEGER NOT NULL, token TEXT NOT NULL,"
 	" policy TEXT NOT NULL, action TEXT NOT NULL, subject TEXT NOT NULL, job TEXT NOT NULL, request TEXT NOT NULL);",
+
+	/* Policies are kept as webhooks and chains are. */
+	"INSERT INTO followers SELECT 2, name, uid, 0, doc FROM policies;"
+	"DROP TABLE policies;",
 };
 
 static FALLIBLE enum err ask_int(sqlite3 *db, const char *sql, int64_t *out)

@@ -32,7 +32,6 @@ static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_VERDICT_NEWEST] = "SELECT ifnull(max(number), 0) FROM verdicts",
 	[QUERY_VERDICT_NEWS] = "SELECT name, identity, iif(json_valid(doc), json_extract(doc, '$.state'), ''), number FROM verdicts"
 			       " WHERE number >= ?2 AND storage = ?1 ORDER BY number LIMIT ?3",
-	[QUERY_POLICIES] = "SELECT name, uid, doc FROM policies ORDER BY name",
 	[QUERY_AUDIT] = "SELECT id, at_ms, uid, token, policy, action, subject, job, request FROM audit WHERE ?1 = 0 OR id < ?1"
 			" ORDER BY id DESC LIMIT ?2",
 	[QUERY_WORKERS] = "SELECT pid, start_ticks FROM workers",
@@ -135,7 +134,6 @@ struct call {
 		journal_verdict_fn verdict;
 		journal_attempts_fn attempts;
 		journal_verdict_news_fn verdict_news;
-		journal_policy_fn policy;
 		journal_audit_fn audit;
 		journal_worker_fn worker;
 	};
@@ -320,18 +318,6 @@ static enum err row_run(void *user, sqlite3_stmt *s)
 FALLIBLE enum err journal_read_runs(struct journal *j, uint32_t limit, journal_run_fn fn, void *user)
 {
 	return journal_ask(j, QUERY_RUNS, row_run, &(struct call){ .run = fn, .user = user }, "i", (int64_t)limit);
-}
-
-static enum err row_policy(void *user, sqlite3_stmt *s)
-{
-	const struct call *c = user;
-
-	return c->policy(c->user, &(struct journal_policy){ column_z(s, 0), (uid_t)sqlite3_column_int64(s, 1), journal_column(s, 2) });
-}
-
-FALLIBLE enum err journal_read_policies(struct journal *j, journal_policy_fn fn, void *user)
-{
-	return journal_ask(j, QUERY_POLICIES, row_policy, &(struct call){ .policy = fn, .user = user }, "");
 }
 
 static enum err row_audit(void *user, sqlite3_stmt *s)

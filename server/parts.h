@@ -41,8 +41,8 @@ struct server {
 	struct tiers *tiers;
 	struct flushers *flushers;
 	struct policies *policies;
-	struct webhooks *webhooks;
-	struct chains *chains;
+	struct followers *followers[3];        /* webhooks, chains, policies: by enum journal_follower_kind */
+	struct courier *courier;
 	struct cluster *cluster;      /* NULL: a daemon by itself */
 	struct tracer *tracer;        /* NULL: no spans are sent */
 	int64_t started_ms;           /* wall clock */

@@ -1,97 +1,45 @@
-/* policy.c: see policy.h. The table of policies, what it is asked, and previews. policy_run.c removes. */
+/* policy.c: see policy.h: what policies are, and previews. policy_run.c removes. */
 #include "server/policy.h"
 
 #include <stdio.h>
 #include <unistd.h>
 
-#include "base/jtext.h"
-#include "base/jval.h"
-#include "base/log.h"
 #include "base/mem.h"
+#include "base/num.h"
 #include "server/catalogue.h"
-#include "server/journal.h"
 #include "server/parts.h"
 #include "server/policy_impl.h"
 #include "server/service_clock.h"
 
 enum { RUNS_NAMED = 5, RUNS_COUNTED = 100000, PREVIEW_BYTES_MAX = 256 << 20 };
 
-/* ---- the table ---- */
-
-/* The first entry whose name is not before this one. */
-static uint32_t place_of(const struct policies *all, const char *name)
+static enum err read_policy(struct server *s, struct follower *f, bool is_new)
 {
-	uint32_t i = 0;
+	struct policy_entry *p = policy_of(f);
+	struct storage *st;
 
-	while (i < all->count && strcmp(all->v[i]->name, name) < 0)
-		i++;
-	return i;
+	TRY(policy_read(f->doc, &p->policy));
+	p->policy.name = str_of(f->name);
+	json_object_del(f->doc, "confirm");
+	return is_new ? storage_find(s->storages, p->policy.storage, &st) : OK;
 }
 
-struct policy_entry *policy_find(const struct policies *all, const char *name)
+/* What was removed by it still counts; what was looked at does not. */
+static void replace(struct follower *old, struct follower *fresh)
 {
-	uint32_t i = place_of(all, name);
+	struct policy_entry *p = policy_of(old);
 
-	return i < all->count && strcmp(all->v[i]->name, name) == 0 ? all->v[i] : NULL;
-}
-
-static void entry_free(struct policy_entry *p)
-{
-	if (p)
-		json_decref(p->doc);
-	mem_free(p);
-}
-
-static void entry_drop(struct policy_entry **p)
-{
-	entry_free(*p);
-}
-
-/* Takes doc. */
-static FALLIBLE enum err entry_new(const char *name, uid_t uid, json_t *doc, struct policy_entry **out)
-{
-	CLEANUP(entry_drop) struct policy_entry *p = mem_zalloc(1, sizeof *p);
-
-	if (!p)
-		json_decref(doc);
-	NEED(p, "cannot keep a policy");
-	p->doc = doc;
-	p->uid = uid;
-	snprintf(p->name, sizeof p->name, "%s", name);
-	TRY(policy_check_name(str_of(name)));
-	TRY(policy_read(doc, &p->policy));
-	p->policy.name = str_of(p->name);
-	json_object_del(doc, "confirm");
-	*out = p;
-	p = NULL;
-	return OK;
-}
-
-/* Takes the entry, in place of one of its name. */
-static FALLIBLE enum err keep(struct policies *all, struct policy_entry *p)
-{
-	uint32_t i = place_of(all, p->name);
-
-	if (i < all->count && strcmp(all->v[i]->name, p->name) == 0) {
-		entry_free(all->v[i]);
-		all->v[i] = p;
-		return OK;
-	}
-	if (all->count == POLICIES_MAX) {
-		entry_free(p);
-		return ERR(LIMIT_EXCEEDED, "there are %d policies already: remove some", POLICIES_MAX);
-	}
-	memmove(&all->v[i + 1], &all->v[i], (all->count - i) * sizeof *all->v);
-	all->v[i] = p;
-	all->count++;
-	return OK;
+	p->policy = policy_of(fresh)->policy;
+	p->policy.name = str_of(old->name);
+	p->sum = (struct retention_sum){ 0 };
+	p->looked_ms = 0;
+	p->failed = 0;
 }
 
 /* ---- put ---- */
 
 struct putting {
-	struct server *server;
-	struct policy_entry *entry;
+	struct follower *fresh;
 	struct principal who;
 	done_fn fn;
 	void *user;
@@ -102,15 +50,21 @@ struct putting {
 	enum err failed;
 };
 
-static void put_end(struct putting *p, enum err e)
+/* e: it is not kept. */
+static void put_end(void *user, enum err e)
 {
+	struct putting *p = user;
 	struct err_info info = *err_last();
 
-	entry_free(p->entry);
 	map_free(&p->runs);
 	arena_free(p->keys);
-	err_restore(&info);
-	p->fn(p->user, e);
+	if (!e) {
+		follower_keep(p->fresh, &p->who, p->fn, p->user);
+	} else {
+		follower_free(p->fresh);
+		err_restore(&info);
+		p->fn(p->user, e);
+	}
 	mem_free(p);
 }
 
@@ -129,42 +83,10 @@ static void on_matched(void *user, const struct catalogue_item *item)
 	p->run_count++;
 }
 
-static void on_kept(void *user, enum err e)
-{
-	struct putting *p = user;
-	struct policies *all = p->server->policies;
-	const struct policy_entry *before = policy_find(all, p->entry->name);
-
-	if (!e) {
-		if (before) {
-			p->entry->removed = before->removed;
-			p->entry->removed_bytes = before->removed_bytes;
-		}
-		log_info("policy kept", "policy", p->entry->name, NULL);
-		e = keep(all, p->entry);
-		p->entry = NULL;
-		policy_changed(all);
-	}
-	put_end(p, e);
-}
-
-static void journal_it(struct putting *p)
-{
-	struct journal_txn *t = journal_txn_new(p->server->journal);
-	char *text = jtext_of(p->entry->doc);
-
-	if (text)
-		journal_put_policy(t, &(struct journal_policy){ p->entry->name, p->entry->uid, str_of(text) });
-	else
-		journal_txn_fail(t, ERR(NO_MEMORY, "cannot keep a policy"));
-	mem_free(text);
-	journal_commit(p->server->journal, t, on_kept, p);
-}
-
 /* Says what the pattern matches now, to whoever has to say it twice. */
 static FALLIBLE enum err refuse(const struct putting *p)
 {
-	const struct policy *q = &p->entry->policy;
+	const struct policy *q = &policy_of(p->fresh)->policy;
 	char named[RUNS_NAMED * 66] = "";
 	size_t n = 0;
 
@@ -180,104 +102,42 @@ static FALLIBLE enum err refuse(const struct putting *p)
 		   p->run_count > RUNS_NAMED ? ", …" : "");
 }
 
-static FALLIBLE enum err check_owner(const struct putting *p)
-{
-	const struct policy_entry *before = policy_find(p->server->policies, p->entry->name);
-
-	if (before && !principal_may(&p->who, before->uid))
-		return ERR(FORBIDDEN, "policy %s belongs to uid %u", before->name, before->uid);
-	return OK;
-}
-
 static void on_all_matched(void *user, enum err e)
 {
 	struct putting *p = user;
 
 	e = e ?: p->failed;
-	if (!e && (p->run_count == 0 || policy_matches_all(&p->entry->policy)))
+	if (!e && (p->run_count == 0 || policy_matches_all(&policy_of(p->fresh)->policy)))
 		e = refuse(p);
-	e = e ?: check_owner(p); /* somebody may have put one of its name meanwhile */
-	if (e)
-		put_end(p, e);
-	else
-		journal_it(p);
+	put_end(p, e);
 }
 
-static FALLIBLE enum err check_put(struct putting *p, const struct principal *who, const char *name, json_t *doc, bool *confirmed)
-{
-	const struct policy_entry *before;
-	uid_t uid = who->admin && who->uid ? geteuid() : who->uid; /* the token's holder is dcpd's own user */
-	struct storage *st;
-
-	*confirmed = json_is_true(json_object_get(doc, "confirm"));
-	TRY(entry_new(name, uid, doc, &p->entry));
-	TRY(storage_find(p->server->storages, p->entry->policy.storage, &st));
-	before = policy_find(p->server->policies, name);
-	TRY(check_owner(p));
-	if (!before && p->server->policies->count == POLICIES_MAX)
-		return ERR(LIMIT_EXCEEDED, "there are %d policies already: remove some", POLICIES_MAX);
-	p->keys = arena_new(64 << 20);
-	return p->keys ? OK : ERR(NO_MEMORY, "cannot keep a policy");
-}
-
-static void put_end_later(void *user, enum err e)
-{
-	put_end(user, e);
-}
-
-void policy_put(struct server *s, const struct principal *who, const char *name, json_t *doc, done_fn fn, void *user)
+static void policy_set(struct followers *all, const struct principal *who, struct str name, const json_t *doc, done_fn fn, void *user)
 {
 	struct putting *p = mem_sure(sizeof *p);
-	bool confirmed;
 
-	*p = (struct putting){ .server = s, .who = *who, .fn = fn, .user = user };
-	enum err e = check_put(p, who, name, doc, &confirmed);
-	if (e)
-		loop_later(s->loop, put_end_later, p, e);
-	else if (confirmed)
-		journal_it(p);
+	*p = (struct putting){ .who = *who, .fn = fn, .user = user };
+	if (who->admin && who->uid) /* the token's holder is dcpd's own user */
+		p->who.uid = geteuid();
+	enum err e = follower_make(all, &p->who, name, doc, &p->fresh);
+	if (!e && !(p->keys = arena_new(64 << 20)))
+		e = ERR(NO_MEMORY, "cannot keep a policy");
+	if (e || json_is_true(json_object_get(doc, "confirm")))
+		loop_later(all->server->loop, put_end, p, e);
 	else
-		catalogue_each(s, p->entry->policy.storage.p, p->entry->policy.match.p, on_matched, on_all_matched, p);
+		catalogue_each(all->server, policy_of(p->fresh)->policy.storage.p, policy_of(p->fresh)->policy.match.p, on_matched,
+			       on_all_matched, p);
 }
 
-/* ---- delete ---- */
+/* ---- told ---- */
 
-void policy_delete(struct server *s, const struct principal *who, const char *name, done_fn fn, void *user)
+static enum err put_status(const struct follower *f, bool, struct buf *out)
 {
-	struct policies *all = s->policies;
-	struct policy_entry *p = policy_find(all, name);
-	enum err e = !p ? ERR(NOT_FOUND, "there is no policy %.64s", name)
-			: principal_may(who, p->uid) ? OK : ERR(FORBIDDEN, "policy %s belongs to uid %u", name, p->uid);
-
-	if (e) {
-		loop_later(s->loop, fn, user, e);
-		return;
-	}
-	struct journal_txn *t = journal_txn_new(s->journal);
-	uint32_t i = place_of(all, name);
-	journal_delete_policy(t, name);
-	memmove(&all->v[i], &all->v[i + 1], (all->count - i - 1) * sizeof *all->v);
-	all->count--;
-	log_info("policy removed", "policy", p->name, NULL);
-	entry_free(p);
-	policy_changed(all);
-	journal_commit(s->journal, t, fn, user);
-}
-
-/* ---- shown ---- */
-
-static FALLIBLE enum err put_entry(const struct policies *all, const struct policy_entry *p, struct buf *out)
-{
-	char stamp[CLOCK_TEXT_MAX];
+	const struct policy_entry *p = (const void *)f;
+	const char *problem = f->all->server->policies->problem;
 	const struct retention_sum *sum = &p->sum;
+	char stamp[CLOCK_TEXT_MAX];
 
-	buf_json_member(out, "{\"name\":", str_of(p->name));
-	buf_printf(out, ",\"uid\":%u,", p->uid);
-	size_t at = out->len;
-	TRY(jval_dump(p->doc, out));
-	TRY(buf_status(out));
-	memmove(out->p + at, out->p + at + 1, out->len - at - 1); /* its members are ours */
-	out->len -= 2;
 	buf_puts(out, ",\"status\":{\"evaluated_at\":");
 	if (p->looked_ms)
 		buf_json_str(out, str_of(clock_text(p->looked_ms, stamp)));
@@ -288,29 +148,11 @@ static FALLIBLE enum err put_entry(const struct policies *all, const struct poli
 		   (uintmax_t)sum->over);
 	buf_printf(out, ",\"removed\":%ju,\"removed_bytes\":%ju,\"failed\":%ju,\"problem\":", (uintmax_t)p->removed,
 		   (uintmax_t)p->removed_bytes, (uintmax_t)p->failed);
-	if (all->problem[0])
-		buf_json_str(out, str_of(all->problem));
+	if (problem[0])
+		buf_json_str(out, str_of(problem));
 	else
 		buf_puts(out, "null");
-	buf_puts(out, "}}");
-	return buf_status(out);
-}
-
-FALLIBLE enum err policy_show(const struct server *s, const char *name, struct buf *out)
-{
-	const struct policy_entry *p = policy_find(s->policies, name);
-
-	return p ? put_entry(s->policies, p, out) : ERR(NOT_FOUND, "there is no policy %.64s", name);
-}
-
-FALLIBLE enum err policy_list(const struct server *s, struct buf *out)
-{
-	buf_puts(out, "{\"policies\":[");
-	for (uint32_t i = 0; i < s->policies->count; i++) {
-		buf_puts(out, i ? "," : "");
-		TRY(put_entry(s->policies, s->policies->v[i], out));
-	}
-	buf_puts(out, "]}");
+	buf_putc(out, '}');
 	return buf_status(out);
 }
 
@@ -318,8 +160,8 @@ FALLIBLE enum err policy_list(const struct server *s, struct buf *out)
 
 struct preview {
 	struct server *server;
-	char name[POLICY_NAME_BYTES_MAX + 1];
-	struct policy_entry *entry;    /* as it would be; NULL: as it is */
+	char name[FOLLOWER_NAME_MAX + 1];
+	struct follower *fresh;        /* as it would be; NULL: as it is */
 	policy_preview_fn fn;
 	void *user;
 };
@@ -328,7 +170,7 @@ static void preview_end(struct preview *p, enum err e, struct buf *out)
 {
 	struct err_info info = *err_last();
 
-	entry_free(p->entry);
+	follower_free(p->fresh);
 	err_restore(&info);
 	p->fn(p->user, e, out);
 	mem_free(p);
@@ -390,22 +232,21 @@ static FALLIBLE enum err put_preview(const struct policy_records *records, const
 
 static FALLIBLE enum err preview(const struct preview *p, const struct policy_records *records, struct buf *out)
 {
-	const struct policies *all = p->server->policies;
-	struct policy policies[POLICIES_MAX + 1];
+	struct policy policies[FOLLOWERS_MAX + 1];
 	struct retention_now now = { clock_wall_ms(), clock_wall_is_sane() };
 	CLEANUP(retention_free) struct retention result = { 0 };
 	uint32_t n = 0, own = UINT32_MAX;
 
-	for (uint32_t i = 0; i < all->count; i++) {
-		bool is_own = strcmp(all->v[i]->name, p->name) == 0;
-		if (is_own && p->entry)
+	followers_each(const struct policy_entry, one, p->server->policies->list) {
+		bool is_own = strcmp(one->base.name, p->name) == 0;
+		if (is_own && p->fresh)
 			continue;
 		own = is_own ? n : own;
-		policies[n++] = all->v[i]->policy;
+		policies[n++] = one->policy;
 	}
-	if (p->entry) {
+	if (p->fresh) {
 		own = n;
-		policies[n++] = p->entry->policy;
+		policies[n++] = policy_of(p->fresh)->policy;
 	}
 	if (own == UINT32_MAX)
 		return ERR(NOT_FOUND, "there is no policy %s", p->name);
@@ -426,23 +267,16 @@ static void preview_end_later(void *user, enum err e)
 	preview_end(user, e, NULL);
 }
 
-static FALLIBLE enum err check_preview(struct preview *p, const char *name, json_t *doc)
+void policy_preview(struct server *s, const struct principal *who, struct str name, const json_t *doc, policy_preview_fn fn,
+		    void *user)
 {
-	struct storage *st;
-
-	if (!doc)
-		return policy_find(p->server->policies, name) ? OK : ERR(NOT_FOUND, "there is no policy %.64s", name);
-	TRY(entry_new(name, geteuid(), doc, &p->entry));
-	return storage_find(p->server->storages, p->entry->policy.storage, &st);
-}
-
-void policy_preview(struct server *s, const char *name, json_t *doc, policy_preview_fn fn, void *user)
-{
+	struct followers *all = s->policies->list;
 	struct preview *p = mem_sure(sizeof *p);
+	struct follower *as_is;
 
 	*p = (struct preview){ .server = s, .fn = fn, .user = user };
-	snprintf(p->name, sizeof p->name, "%s", name);
-	enum err e = check_preview(p, name, doc);
+	enum err e = doc ? follower_new(all, who->uid, name, doc, &p->fresh) : follower_need(all, who, name, &as_is);
+	snprintf(p->name, sizeof p->name, "%.*s", (int)num_min(name.n, FOLLOWER_NAME_MAX), name.p);
 	if (e)
 		loop_later(s->loop, preview_end_later, p, e);
 	else
@@ -451,38 +285,25 @@ void policy_preview(struct server *s, const char *name, json_t *doc, policy_prev
 
 /* ---- start and end ---- */
 
-/* A policy that cannot be read any more must not keep the daemon down, nor remove anything. */
-static enum err take_row(void *user, const struct journal_policy *row)
-{
-	struct policies *all = user;
-	struct policy_entry *p = NULL;
-	json_t *doc = NULL;
+static const struct follower_kind policy_kind = {
+	.number = JOURNAL_POLICY, .word = "policy", .words = "policies", .size = sizeof(struct policy_entry),
+	.read = read_policy, .set = policy_set, .replace = replace, .drop = follower_free, .changed = policy_changed, .put = put_status,
+};
 
-	enum err e = jval_parse(row->doc, &doc);
-	e = e ?: entry_new(row->name, row->uid, doc, &p);
-	e = e ?: keep(all, p);
-	if (e == ERR_NO_MEMORY)
-		return e;
-	if (e)
-		log_err("a policy cannot be taken up", "policy", row->name, NULL);
-	return OK;
+FALLIBLE enum err policy_all_new(struct server *s)
+{
+	s->policies = mem_zalloc(1, sizeof *s->policies);
+	NEED(s->policies, "cannot keep policies");
+	s->policies->server = s;
+	enum err e = followers_new(s, &policy_kind);
+	s->policies->list = s->followers[JOURNAL_POLICY];
+	return e;
 }
 
-FALLIBLE enum err policy_all_new(struct server *s, struct policies **out)
+void policy_all_free(struct server *s)
 {
-	struct policies *all = *out = mem_zalloc(1, sizeof *all);
-
-	NEED(all, "cannot keep policies");
-	all->server = s;
-	return journal_read_policies(s->journal, take_row, all);
-}
-
-void policy_all_free(struct policies *all)
-{
-	if (!all)
-		return;
-	policy_all_stop(all);
-	for (uint32_t i = 0; i < all->count; i++)
-		entry_free(all->v[i]);
-	mem_free(all);
+	if (s->policies)
+		policy_all_stop(s->policies);
+	mem_free(s->policies);
+	followers_free(s->followers[JOURNAL_POLICY]);
 }

@@ -2,26 +2,30 @@
 #pragma once
 #include "base/map.h"
 #include "base/vec.h"
+#include "server/follower.h"
 #include "server/job.h"
 #include "server/policy.h"
 #include "server/policy_records.h"
 #include "server/storage.h"
 
 struct policy_entry {
-	char name[POLICY_NAME_BYTES_MAX + 1];
-	uid_t uid;                     /* in whose name it removes */
-	json_t *doc;                   /* as it was put */
-	struct policy policy;          /* points into doc */
+	struct follower base;          /* its uid: in whose name it removes */
+	struct policy policy;          /* points into the document */
 	struct retention_sum sum;      /* when it was last looked at: */
 	int64_t looked_ms;             /* wall clock; 0: not yet */
 	uint64_t removed, removed_bytes, failed;       /* since the start */
 };
 
+static inline struct policy_entry *policy_of(struct follower *f)
+{
+	return (struct policy_entry *)(void *)f;
+}
+
 /* A removal that was decided. */
 struct removal {
 	struct removal *next;
 	char *name, *etag;
-	char policy[POLICY_NAME_BYTES_MAX + 1];
+	char policy[FOLLOWER_NAME_MAX + 1];
 	enum retention_why why;
 	uid_t uid;
 	int64_t trash_ms;
@@ -43,8 +47,7 @@ struct remover {
 
 struct policies {
 	struct server *server;
-	struct policy_entry *v[POLICIES_MAX];  /* by name */
-	uint32_t count;
+	struct followers *list;
 	struct remover *removers;
 	struct map failed;             /* "storage:name:etag" of removals that failed → when that is forgotten, in s, monotone clock */
 	struct arena *failed_keys;
@@ -56,9 +59,6 @@ struct policies {
 	struct loop_timer *tick;
 };
 
-/* ---- policy.c ---- */
-struct policy_entry *policy_find(const struct policies *all, const char *name);
-/* ---- policy_run.c ---- */
-void policy_changed(struct policies *all);     /* what was decided by the policies as they were does not count any more */
+void policy_changed(struct server *s);         /* what was decided by the policies as they were does not count any more */
 bool policy_removal_failed(const struct server *s, struct str storage, struct str name, struct str etag); /* of policy_gathering */
 void policy_all_stop(struct policies *all);

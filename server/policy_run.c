@@ -122,7 +122,8 @@ static json_t *spec_of(const struct remover *m, const struct removal *r)
 
 static void count_end(struct remover *m, const struct removal *r, bool ok)
 {
-	struct policy_entry *p = policy_find(m->server->policies, r->policy);
+	struct follower *f = follower_find(m->server->policies->list, str_of(r->policy));
+	struct policy_entry *p = f ? policy_of(f) : NULL;
 
 	if (!p)
 		return;
@@ -216,9 +217,10 @@ FALLIBLE enum err policy_check_removal(const struct server *s, const char *job, 
 
 static bool concerns(const struct policies *all, struct str storage, struct str name)
 {
-	for (uint32_t k = 0; k < all->count && storage.p && name.p; k++)
-		if (policy_matches(&all->v[k]->policy, storage, run_of(name.p)))
-			return true;
+	if (storage.p && name.p)
+		followers_each(const struct policy_entry, p, all->list)
+			if (policy_matches(&p->policy, storage, run_of(name.p)))
+				return true;
 	return false;
 }
 
@@ -270,7 +272,7 @@ void policy_note_verdict(struct server *s, const char *storage, const char *name
 			drop_doubted(all, m);
 	} else { /* no memory: as if all were */
 		all->is_overtaken = true;
-		policy_changed(all);
+		policy_changed(s);
 	}
 	look_soon(all, 0);
 }
@@ -333,7 +335,7 @@ static FALLIBLE enum err queue_one(struct plan *p, uint32_t record)
 	const struct retention_record *r = &p->records->list.v[record];
 	const struct retention_verdict *v = &p->result->verdicts[record];
 	const struct policy *by = &p->policies[v->policy];
-	const struct policy_entry *entry = policy_find(p->all, by->name.p);
+	const struct follower *entry = follower_find(p->all->list, by->name);
 
 	if (is_doubted(p->all, r->storage, r->name))
 		return OK; /* the next look, which is due, decides */
@@ -379,18 +381,18 @@ static FALLIBLE enum err queue_all(struct plan *p)
 
 static void note_sums(struct policies *all, const struct retention *result)
 {
-	for (uint32_t k = 0; k < all->count; k++) {
-		struct policy_entry *p = all->v[k];
-		const struct retention_sum *sum = &result->sums[k];
+	const struct retention_sum *sum = result->sums;
+
+	followers_each(struct policy_entry, p, all->list) {
 		if (sum->over && sum->over != p->sum.over) {
-			log_warn("a policy's budget cannot be met", "policy", p->name, NULL);
+			log_warn("a policy's budget cannot be met", "policy", p->base.name, NULL);
 			metrics_add(all->server->metrics, "dcpd_policy_unmet_total", "", 1);
 			events_emit(all->server->events, "policy.unmet", NULL,
-				    json_pack("{s:s, s:s, s:I, s:I, s:I}", "policy", p->name, "storage", p->policy.storage.p, "budget",
+				    json_pack("{s:s, s:s, s:I, s:I, s:I}", "policy", p->base.name, "storage", p->policy.storage.p, "budget",
 					      (json_int_t)p->policy.bytes, "bytes", (json_int_t)(sum->bytes - sum->removed_bytes),
 					      "over_bytes", (json_int_t)sum->over));
 		}
-		p->sum = *sum;
+		p->sum = *sum++;
 		p->looked_ms = clock_wall_ms();
 	}
 }
@@ -399,11 +401,12 @@ static FALLIBLE enum err decide(struct policies *all, const struct policy_record
 {
 	CLEANUP(retention_free) struct retention result = { 0 };
 	struct retention_now now = { clock_wall_ms(), clock_wall_is_sane() };
-	struct policy policies[POLICIES_MAX];
+	struct policy policies[FOLLOWERS_MAX];
+	uint32_t n = 0;
 
-	for (uint32_t k = 0; k < all->count; k++)
-		policies[k] = all->v[k]->policy;
-	TRY(retention_evaluate(records->list.v, records->list.n, policies, all->count, &now, &result));
+	followers_each(const struct policy_entry, p, all->list)
+		policies[n++] = p->policy;
+	TRY(retention_evaluate(records->list.v, records->list.n, policies, n, &now, &result));
 	note_sums(all, &result);
 	CLEANUP(plan_free) struct plan plan = { .all = all, .records = records, .result = &result, .policies = policies };
 	enum err e = queue_all(&plan);
@@ -446,12 +449,12 @@ static void on_tick(void *user)
 
 	for (struct remover *m = all->removers; m; m = m->next)
 		go_on(m);
-	if (all->count && !all->is_due && now - all->looked_ms >= EVERY_MS)
+	if (all->list->count && !all->is_due && now - all->looked_ms >= EVERY_MS)
 		look_soon(all, 0);
 	if (!all->is_due || all->is_looking || s->draining || now < all->due_ms || now - all->looked_ms < all->cost_ms * COST_FACTOR)
 		return;
 	all->is_due = false;
-	if (all->count == 0) {
+	if (all->list->count == 0) {
 		for (struct remover *m = all->removers; m; m = m->next)
 			drop_queue(m);
 		return;
@@ -464,8 +467,10 @@ static void on_tick(void *user)
 	policy_records_gather(&(struct policy_gathering){ s, on_records, policy_removal_failed, all });
 }
 
-void policy_changed(struct policies *all)
+void policy_changed(struct server *s)
 {
+	struct policies *all = s->policies;
+
 	for (struct remover *m = all->removers; m; m = m->next)
 		drop_queue(m);
 	look_soon(all, 0);
@@ -478,7 +483,7 @@ void policy_note_delta(struct server *s)
 	for (struct remover *m = all->removers; m; m = m->next)
 		m->is_stale = true;
 	all->is_overtaken = true;
-	policy_changed(all);
+	policy_changed(s);
 }
 
 void policy_note(struct server *s, enum job_kind kind, const struct ref *target)

@@ -174,7 +174,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	workers_sweep(s->workers);
 	TRY(runs_new(s->journal, &s->runs));
 	TRY(tiers_new(s->config, &s->tiers));
-	TRY(policy_all_new(s, &s->policies));
+	TRY(policy_all_new(s));
 	TRY(jobs_new(s));
 	TRY(state_dicts_new(&(struct state_dict_parts){ s->config, s->loop, s->journal, s->events, s->metrics, s->lookups, &s->draining },
 			    &s->state_dicts));
@@ -242,12 +242,12 @@ void server_free(struct server *s)
 		loop_run_posted(s->loop); /* what they told their askers may have been passed on */
 	lookups_free(s->lookups);
 	flushers_free(s->flushers);
-	chains_free(s->chains);
-	webhooks_free(s->webhooks);
+	chains_free(s);
+	webhooks_free(s);
 	cluster_free(s->cluster);
 	devices_free(s->devices);
 	workers_free(s->workers);
-	policy_all_free(s->policies);
+	policy_all_free(s);
 	tracer_free(s->tracer);
 	jobs_free(s->jobs);
 	state_dicts_free(s->state_dicts);

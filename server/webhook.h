@@ -8,34 +8,23 @@
  *     Dcpd-Delivery: ID
  *     Dcpd-Signature: t=UNIX,v1=HEX        HMAC-SHA256 of "UNIX.BODY" with the secret
  *
- *     {"id","event","webhook","time","checkpoint":{record},"job","error","chain","execution"} */
+ *     {"id","event","webhook","time","checkpoint":{record},"job","error","chain","execution"}
+ *
+ * A webhook's document: {"url","secret","events","storage"?,"match"?}; admins only, for a URL may hold a token. */
 #pragma once
-#include "base/buf.h"
 #include "server/events.h"
 #include "server/follower.h"
 #include "server/principal.h"
 
 struct server;
-struct webhooks;
 
 FALLIBLE enum err webhooks_new(struct server *s);
-void webhooks_free(struct webhooks *all);
+void webhooks_free(struct server *s);
 /* Puts a delivery to each webhook that subscribes to it into the transaction. */
 void webhooks_note(struct server *s, struct journal_txn *t, const struct happening *h);
 /* Once that is on disk: sends what is due. */
 void webhooks_wake(struct server *s);
 
-/* ---- for handlers ---- `who` must be an admin: ERR_FORBIDDEN, for a URL may hold a token. */
-
-/* size: of the page, which begins behind the name `after` (n == 0: at the start). */
-FALLIBLE enum err webhooks_put(struct server *s, const struct principal *who, struct str after, uint32_t size, struct buf *out);
-FALLIBLE enum err webhook_put(struct server *s, const struct principal *who, struct str name, struct buf *out);
-/* Checks the document {"url","secret","events","storage"?,"match"?} and keeps it. */
-void webhook_set(struct server *s, const struct principal *who, struct str name, const json_t *doc, done_fn fn, void *user);
-void webhook_delete(struct server *s, const struct principal *who, struct str name, done_fn fn, void *user);
-FALLIBLE enum err webhook_put_deliveries(struct server *s, const struct principal *who, struct str name, const struct follower_page *page,
-					 struct buf *out);
-FALLIBLE enum err webhook_put_delivery(struct server *s, struct str name, struct str id, struct buf *out);
 /* id: of the delivery. */
 typedef void (*webhook_fn)(void *user, enum err e, const char *id);
 /* A delivery that has ended, or waits for its time, is due now, for another day. */

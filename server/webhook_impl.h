@@ -6,14 +6,9 @@ struct delivery;
 struct courier;
 
 struct webhook {
-	struct webhook *next;
-	struct webhooks *all;
-	char name[FOLLOWER_NAME_MAX + 1];
-	uid_t uid;
-	int64_t created_ms;            /* wall clock */
-	json_t *doc;
+	struct follower base;
 	unsigned events;               /* bit: enum event_told */
-	struct follower_filter filter; /* points into doc */
+	struct follower_filter filter; /* points into the document */
 	struct loop_timer *timer;
 	struct delivery *under_way;
 	uint32_t count;                /* of them */
@@ -21,13 +16,10 @@ struct webhook {
 	bool is_noted, is_gone;        /* gone: removed; freed with its last delivery */
 };
 
-struct webhooks {
-	struct server *server;
-	struct webhook *first;
-	struct courier *sender;
-	uint32_t count;
-};
+static inline struct webhook *webhook_of(struct follower *f)
+{
+	return (struct webhook *)(void *)f;
+}
 
-FALLIBLE enum err webhook_need(const struct server *s, const struct principal *who, struct str name, struct webhook **out);
 void webhook_free(struct webhook *h);
 void webhook_drop_deliveries(struct webhook *h);       /* those that are under way; after the sender's end */

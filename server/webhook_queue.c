@@ -44,8 +44,7 @@ static void pump(struct webhook *h);
 void webhook_free(struct webhook *h)
 {
 	loop_timer_stop(&h->timer);
-	json_decref(h->doc);
-	mem_free(h);
+	follower_free(&h->base);
 }
 
 static void delivery_free(struct delivery *d)
@@ -99,19 +98,19 @@ static void tell_failed(const struct delivery *d)
 {
 	const struct webhook *h = d->hook;
 
-	log_warn("webhook: a delivery is given up", "webhook", h->name, "delivery", d->id, "event", text_in(d->doc, "event"), NULL);
-	events_emit(h->all->server->events, "webhook.failed", NULL,
-		    json_pack("{s:s, s:s, s:s, s:s}", "webhook", h->name, "delivery", d->id, "event", text_in(d->doc, "event"), "error",
+	log_warn("webhook: a delivery is given up", "webhook", h->base.name, "delivery", d->id, "event", text_in(d->doc, "event"), NULL);
+	events_emit(h->base.all->server->events, "webhook.failed", NULL,
+		    json_pack("{s:s, s:s, s:s, s:s}", "webhook", h->base.name, "delivery", d->id, "event", text_in(d->doc, "event"), "error",
 			      text_in(d->doc, "said")));
 }
 
 static void write_outcome(struct delivery *d, enum task_state state, int64_t due_ms)
 {
-	struct journal *j = d->hook->all->server->journal;
+	struct journal *j = d->hook->base.all->server->journal;
 	struct journal_txn *t = journal_txn_new(j);
 
-	put_delivery(t, d->hook->name, d->id, state, due_ms, d->doc);
-	journal_prune_tasks(t, JOURNAL_WEBHOOK, d->hook->name, FOLLOWER_KEPT);
+	put_delivery(t, d->hook->base.name, d->id, state, due_ms, d->doc);
+	journal_prune_tasks(t, JOURNAL_WEBHOOK, d->hook->base.name, FOLLOWER_KEPT);
 	journal_txn_wait(t, NULL);
 	journal_commit(j, t, on_written, d);
 }
@@ -148,7 +147,7 @@ static FALLIBLE enum err make_body(struct delivery *d)
 {
 	static const char *const kept[] = { "time", "checkpoint", "job", "error", "chain", "execution" };
 	CLEANUP(jval_drop) json_t *body = json_pack("{s:s, s:s, s:s}", "id", d->id, "event", text_in(d->doc, "event"), "webhook",
-						    d->hook->name);
+						    d->hook->base.name);
 	uint64_t failures = mem_failures();
 
 	NEED(body, "cannot send a webhook");
@@ -156,8 +155,8 @@ static FALLIBLE enum err make_body(struct delivery *d)
 		if (json_object_get(d->doc, kept[i]))
 			json_object_set(body, kept[i], json_object_get(d->doc, kept[i]));
 	d->body = jtext_of(body);
-	d->url = mem_strdup(text_in(d->hook->doc, "url"));
-	d->secret = mem_strdup(text_in(d->hook->doc, "secret"));
+	d->url = mem_strdup(text_in(d->hook->base.doc, "url"));
+	d->secret = mem_strdup(text_in(d->hook->base.doc, "secret"));
 	if (!d->body || !d->url || !d->secret || mem_failures() != failures)
 		return ERR(NO_MEMORY, "cannot send a webhook");
 	return OK;
@@ -174,7 +173,7 @@ static void send_it(struct delivery *d)
 	}
 	d->parcel = (struct courier_parcel){ .url = d->url, .secret = d->secret, .delivery = d->id, .body = str_of(d->body),
 					     .fn = on_sent };
-	courier_send(d->hook->all->sender, &d->parcel);
+	courier_send(d->hook->base.all->server->courier, &d->parcel);
 }
 
 /* A checkpoint that is not there any more, or cannot be looked at, is told by its name. */
@@ -185,7 +184,7 @@ static void on_shown(void *user, enum err e, const json_t *ok, int *)
 	json_t *record = e ? NULL : json_deep_copy(ok);
 
 	if (record) {
-		verdict_put(d->hook->all->server->journal, storage, record);
+		verdict_put(d->hook->base.all->server->journal, storage, record);
 		json_object_set_new(record, "storage", json_string(storage));
 	} else {
 		record = json_pack("{s:s, s:s}", "storage", storage, "name", name);
@@ -196,7 +195,7 @@ static void on_shown(void *user, enum err e, const json_t *ok, int *)
 
 static void begin(struct delivery *d)
 {
-	struct server *s = d->hook->all->server;
+	struct server *s = d->hook->base.all->server;
 	const char *storage = text_in(d->doc, "storage");
 	struct storage *st;
 
@@ -265,16 +264,16 @@ static void on_time(void *user)
 
 static void pump(struct webhook *h)
 {
-	struct server *s = h->all->server;
+	struct server *s = h->base.all->server;
 	struct look l = { .hook = h, .now = clock_service_ms() };
 	struct delivery *before = h->under_way;
 
 	loop_timer_stop(&h->timer);
 	if (s->draining)
 		return;
-	enum err e = journal_read_due(s->journal, JOURNAL_WEBHOOK, h->name, TASK_WAITING, 2 * AT_ONCE + 1, take, &l);
+	enum err e = journal_read_due(s->journal, JOURNAL_WEBHOOK, h->base.name, TASK_WAITING, 2 * AT_ONCE + 1, take, &l);
 	if (e)
-		log_err("deliveries cannot be read", "webhook", h->name, NULL);
+		log_err("deliveries cannot be read", "webhook", h->base.name, NULL);
 	int64_t ms = e ? LOOK_AGAIN_MS : l.next ? (int64_t)num_min((uint64_t)(l.next - l.now), LOOK_AGAIN_MS) : 0;
 	if (ms)
 		loop_timer_start(s->loop, ms, on_time, h, &h->timer);
@@ -286,22 +285,22 @@ static void pump(struct webhook *h)
 
 static void count_dropped(struct webhook *h)
 {
-	struct server *s = h->all->server;
+	struct server *s = h->base.all->server;
 	uint64_t counts[TASK_STATE_COUNT];
 
-	if (journal_count_tasks(s->journal, JOURNAL_WEBHOOK, h->name, counts) != OK)
+	if (journal_count_tasks(s->journal, JOURNAL_WEBHOOK, h->base.name, counts) != OK)
 		return;
 	if (counts[TASK_WAITING] >= FOLLOWER_QUEUE_MAX && counts[TASK_SKIPPED] > h->skipped) {
-		log_warn("webhook: the oldest deliveries were dropped", "webhook", h->name, NULL);
+		log_warn("webhook: the oldest deliveries were dropped", "webhook", h->base.name, NULL);
 		events_emit(s->events, "webhook.dropped", NULL,
-			    json_pack("{s:s, s:I}", "webhook", h->name, "dropped", (json_int_t)(counts[TASK_SKIPPED] - h->skipped)));
+			    json_pack("{s:s, s:I}", "webhook", h->base.name, "dropped", (json_int_t)(counts[TASK_SKIPPED] - h->skipped)));
 	}
 	h->skipped = counts[TASK_SKIPPED];
 }
 
 void webhooks_wake(struct server *s)
 {
-	for (struct webhook *h = s->webhooks->first; h; h = h->next) {
+	followers_each(struct webhook, h, s->followers[JOURNAL_WEBHOOK]) {
 		if (!h->is_noted)
 			continue;
 		h->is_noted = false;
@@ -336,9 +335,9 @@ static json_t *describe(const struct happening *h)
 
 static void note_one(struct webhook *h, struct journal_txn *t, const json_t *doc, char id[TASK_ID_LEN + 1])
 {
-	job_new_id(h->all->server->journal, id);
-	put_delivery(t, h->name, id, TASK_WAITING, clock_service_ms(), doc);
-	journal_skip_tasks(t, JOURNAL_WEBHOOK, h->name, FOLLOWER_QUEUE_MAX);
+	job_new_id(h->base.all->server->journal, id);
+	put_delivery(t, h->base.name, id, TASK_WAITING, clock_service_ms(), doc);
+	journal_skip_tasks(t, JOURNAL_WEBHOOK, h->base.name, FOLLOWER_QUEUE_MAX);
 	h->is_noted = true;
 }
 
@@ -348,7 +347,7 @@ void webhooks_note(struct server *s, struct journal_txn *t, const struct happeni
 	uint64_t failures = mem_failures();
 	char id[TASK_ID_LEN + 1];
 
-	for (struct webhook *h = s->webhooks->first; h; h = h->next) {
+	followers_each(struct webhook, h, s->followers[JOURNAL_WEBHOOK]) {
 		if (!(h->events >> what->what & 1) || !follower_matches(&h->filter, what->storage, what->name))
 			continue;
 		doc = doc ? doc : describe(what);
@@ -394,18 +393,19 @@ static enum err keep_doc(void *user, const struct journal_task *row)
 static FALLIBLE enum err retry_now(struct server *s, const struct principal *who, struct str name, const char *id, struct journal_txn **out)
 {
 	CLEANUP(jval_drop) json_t *doc = NULL;
-	struct webhook *h;
+	struct follower *f;
 
-	TRY(webhook_need(s, who, name, &h));
-	TRY(journal_read_task(s->journal, JOURNAL_WEBHOOK, h->name, str_of(id), keep_doc, &doc));
+	TRY(follower_need(s->followers[JOURNAL_WEBHOOK], who, name, &f));
+	struct webhook *h = webhook_of(f);
+	TRY(journal_read_task(s->journal, JOURNAL_WEBHOOK, h->base.name, str_of(id), keep_doc, &doc));
 	if (!doc)
-		return ERR(NOT_FOUND, "webhook \"%s\" has no delivery %.64s", h->name, id);
+		return ERR(NOT_FOUND, "webhook \"%s\" has no delivery %.64s", h->base.name, id);
 	if (is_under_way(h, id))
 		return ERR(STATE_CONFLICT, "delivery %s is on its way", id);
 	if (json_object_set_new(doc, "since_ms", json_integer(clock_service_ms())) != 0)
 		return ERR(NO_MEMORY, "cannot deliver again");
 	struct journal_txn *t = journal_txn_new(s->journal);
-	put_delivery(t, h->name, id, TASK_WAITING, clock_service_ms(), doc);
+	put_delivery(t, h->base.name, id, TASK_WAITING, clock_service_ms(), doc);
 	h->is_noted = true;
 	*out = t;
 	return OK;
@@ -428,8 +428,8 @@ void webhook_retry(struct server *s, const struct principal *who, struct str nam
 void webhook_test(struct server *s, const struct principal *who, struct str name, webhook_fn fn, void *user)
 {
 	struct asked *a = asked_new(s, fn, user);
-	struct webhook *h;
-	enum err e = webhook_need(s, who, name, &h);
+	struct follower *f;
+	enum err e = follower_need(s->followers[JOURNAL_WEBHOOK], who, name, &f);
 
 	if (e) {
 		loop_later(s->loop, on_asked, a, e);
@@ -437,6 +437,6 @@ void webhook_test(struct server *s, const struct principal *who, struct str name
 	}
 	CLEANUP(jval_drop) json_t *doc = describe(&(struct happening){ .what = TOLD_TEST });
 	struct journal_txn *t = journal_txn_new(s->journal);
-	note_one(h, t, doc, a->id);
+	note_one(webhook_of(f), t, doc, a->id);
 	journal_commit(s->journal, t, on_asked, a);
 }

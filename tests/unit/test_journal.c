@@ -123,7 +123,8 @@ static void test_newer_is_refused(void **state)
 	assert_int_equal(t.boot, 2); /* the refusal changed nothing */
 }
 
-#define UNDO_11 "DROP TABLE audit;"
+#define UNDO_12 "CREATE TABLE policies(name TEXT PRIMARY KEY, uid INTEGER NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;"
+#define UNDO_11 UNDO_12 "DROP TABLE audit;"
 #define UNDO_10 UNDO_11 "DROP TABLE policies;"
 #define UNDO_9 UNDO_10 "DROP INDEX verdicts_number; ALTER TABLE verdicts DROP COLUMN number;"
 #define UNDO_8 UNDO_9 "DROP TABLE tasks; DROP TABLE followers;"
@@ -305,6 +306,24 @@ static enum err see_follower(void *user, const struct journal_follower *row)
 {
 	snprintf(user, 128, "%s %u %jd %.*s", row->name, row->uid, (intmax_t)row->created_ms, (int)row->doc.n, row->doc.p);
 	return OK;
+}
+
+/* Version 11 had a table of policies. */
+static void test_older_policies_are_followers(void **state)
+{
+	char seen[128] = "";
+
+	(void)state;
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	journal_close(t.j);
+	t.j = NULL;
+	run_sql(UNDO_12 "INSERT INTO policies VALUES('night', 7, '{\"a\":1}'); PRAGMA user_version = 11");
+	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
+	T_OK(journal_read_followers(t.j, JOURNAL_POLICY, see_follower, seen));
+	assert_string_equal(seen, "night 7 0 {\"a\":1}");
+	seen[0] = '\0';
+	T_OK(journal_read_followers(t.j, JOURNAL_CHAIN, see_follower, seen));
+	assert_string_equal(seen, "");
 }
 
 /* Tasks that wait beyond a limit are skipped, ended ones beyond one go; a follower takes its tasks along, and none comes after it. */
@@ -654,7 +673,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		T(test_boot_counts),	  T(test_service_time_is_kept), T(test_newer_is_refused), T(test_older_is_migrated),
 		T(test_damage_is_refused), T(test_runs_come_from_older_records), cmocka_unit_test(test_names_of_runs),
-		T(test_attempts), T(test_tasks), T(test_audit),
+		T(test_attempts), T(test_tasks), T(test_older_policies_are_followers), T(test_audit),
 		T(test_verdicts),	  T(test_verdict_news),		  T(test_verdicts_are_bounded),
 		T(test_group_commit), T(test_prune),		T(test_start_time),
 	};

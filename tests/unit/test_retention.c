@@ -487,8 +487,6 @@ static void test_the_form_of_a_policy(void **state)
 	read_fails(json_pack("{s:s, s:s, s:{s:s}}", "storage", "main", "match", "a", "keep", "ttl", "soon"), ERR_VALIDATION_FAILED);
 	read_fails(json_pack("{s:s, s:s, s:{s:i}}", "storage", "main", "match", "a", "keep", "bytes", -1), ERR_VALIDATION_FAILED);
 	read_fails(json_pack("{s:s, s:s, s:{s:i}}", "storage", "main", "match", "a", "keep", "newest", 1), ERR_UNKNOWN_FIELD);
-	T_OK(policy_check_name(STR("nightly.2")));
-	T_ERR(NAME_INVALID, policy_check_name(STR("a/b")));
 }
 
 static void test_the_form_of_a_record(void **state)

@@ -5,17 +5,6 @@
 
 enum { COUNT_MAX = 1000000 };
 
-FALLIBLE enum err policy_check_name(struct str name)
-{
-	bool good = name.n >= 1 && name.n <= POLICY_NAME_BYTES_MAX;
-
-	for (size_t i = 0; good && i < name.n; i++) {
-		char c = name.p[i], letter = (char)(c | 0x20);
-		good = (letter >= 'a' && letter <= 'z') || (c >= '0' && c <= '9') || (i > 0 && (c == '-' || c == '_' || c == '.'));
-	}
-	return good ? OK : ERR(NAME_INVALID, "a policy's name matches [A-Za-z0-9][A-Za-z0-9._-]{0,%d}", POLICY_NAME_BYTES_MAX - 1);
-}
-
 static FALLIBLE enum err opt_duration(const struct jval *object, const char *key, int64_t *ms_out)
 {
 	struct jval v = jval_get(object, key);

@@ -9,7 +9,7 @@
 #pragma once
 #include "base/jval.h"
 
-enum { POLICY_NAME_BYTES_MAX = 64, POLICY_MATCH_BYTES_MAX = 1024, POLICY_METRIC_BYTES_MAX = 256 };
+enum { POLICY_MATCH_BYTES_MAX = 1024, POLICY_METRIC_BYTES_MAX = 256 };
 
 /* The texts point into the document. A rule that is not given: 0; bytes: -1. */
 struct policy {
@@ -26,7 +26,6 @@ struct policy {
 	bool is_paused;                /* it removes nothing; what it keeps, it keeps from other policies still */
 };
 
-FALLIBLE enum err policy_check_name(struct str name);      /* [A-Za-z0-9][A-Za-z0-9._-]{0,63} */
 /* Reads the document of a policy without its name. ERR_VALIDATION_FAILED, ERR_UNKNOWN_FIELD with the field's JSON pointer. */
 FALLIBLE enum err policy_read(json_t *doc, struct policy *out);
 /* Is the run one of those that the policy is for? */
