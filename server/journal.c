@@ -130,21 +130,6 @@ static void journal_txn_free(struct journal_txn *t)
 	mem_free(t);
 }
 
-static struct row *add(struct journal_txn *t, enum journal_change change)
-{
-	struct row *r = mem_sure(sizeof *r);
-
-	r->change = change;
-	*t->last = r;
-	t->last = &r->next;
-	return r;
-}
-
-static void put_int(struct row *r, int64_t v)
-{
-	r->values[r->count++] = (struct value){ .i = v };
-}
-
 static void put_str(struct journal_txn *t, struct row *r, struct str s)
 {
 	char *copy = s.n < MEM_SURE_MAX ? mem_sure(s.n + 1) : mem_alloc(s.n + 1);
@@ -160,217 +145,134 @@ static void put_str(struct journal_txn *t, struct row *r, struct str s)
 
 void journal_change(struct journal_txn *t, enum journal_change change, const char *types, ...)
 {
-	struct row *r = add(t, change);
+	struct row *r = mem_sure(sizeof *r);
 	va_list ap;
 
+	r->change = change;
+	*t->last = r;
+	t->last = &r->next;
 	va_start(ap, types);
 	for (; *types; types++)
 		if (*types == 's')
 			put_str(t, r, va_arg(ap, struct str));
+		else if (*types == 'z')
+			put_str(t, r, str_of(va_arg(ap, const char *)));
 		else
-			put_int(r, va_arg(ap, int64_t));
+			r->values[r->count++] = (struct value){ .i = va_arg(ap, int64_t) };
 	va_end(ap);
 }
 
 void journal_put_job(struct journal_txn *t, const struct journal_job *job)
 {
-	struct row *r = add(t, PUT_JOB);
-
-	put_str(t, r, str_of(job->id));
-	put_int(r, job->kind);
-	put_int(r, job->state);
-	put_int(r, job->ended);
-	put_int(r, job->attempt);
-	put_int(r, job->uid);
-	put_str(t, r, str_of(job->target));
-	put_int(r, job->created_ms);
-	put_int(r, job->finished_ms);
-	put_str(t, r, job->doc);
+	journal_change(t, PUT_JOB, "ziiiiiziis", job->id, (int64_t)job->kind, (int64_t)job->state, (int64_t)job->ended,
+		       (int64_t)job->attempt, (int64_t)job->uid, job->target, job->created_ms, job->finished_ms, job->doc);
 }
 
 void journal_put_label(struct journal_txn *t, const char *id, struct str key, struct str value)
 {
-	struct row *r = add(t, PUT_LABEL);
-
-	put_str(t, r, str_of(id));
-	put_str(t, r, key);
-	put_str(t, r, value);
+	journal_change(t, PUT_LABEL, "zss", id, key, value);
 }
 
 void journal_put_plan(struct journal_txn *t, const char *id, struct str plan)
 {
-	struct row *r = add(t, PUT_PLAN);
-
-	put_str(t, r, str_of(id));
-	put_str(t, r, plan);
+	journal_change(t, PUT_PLAN, "zs", id, plan);
 }
 
 void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int64_t keys_before_ms)
 {
-	put_int(add(t, PRUNE_COUNT), keep > INT64_MAX ? INT64_MAX : (int64_t)keep);
-	put_int(add(t, PRUNE_AGE), before_ms);
-	put_int(add(t, PRUNE_KEYS), keys_before_ms);
-	put_int(add(t, PRUNE_VERDICTS), JOURNAL_VERDICTS_MAX - 1);
-	put_int(add(t, PRUNE_ATTEMPTS), JOURNAL_ATTEMPTS_MAX - 1);
-	put_int(add(t, PRUNE_AUDIT), JOURNAL_AUDIT_MAX);
+	journal_change(t, PRUNE_COUNT, "i", keep > INT64_MAX ? INT64_MAX : (int64_t)keep);
+	journal_change(t, PRUNE_AGE, "i", before_ms);
+	journal_change(t, PRUNE_KEYS, "i", keys_before_ms);
+	journal_change(t, PRUNE_VERDICTS, "i", (int64_t)JOURNAL_VERDICTS_MAX - 1);
+	journal_change(t, PRUNE_ATTEMPTS, "i", (int64_t)JOURNAL_ATTEMPTS_MAX - 1);
+	journal_change(t, PRUNE_AUDIT, "i", (int64_t)JOURNAL_AUDIT_MAX);
 }
 
 void journal_put_service(struct journal_txn *t, int64_t service_ms)
 {
-	put_int(add(t, PUT_SERVICE), service_ms);
-	put_int(add(t, PUT_WALL), clock_wall_ms());
+	journal_change(t, PUT_SERVICE, "i", service_ms);
+	journal_change(t, PUT_WALL, "i", clock_wall_ms());
 }
 
 void journal_put_key(struct journal_txn *t, const struct journal_key *key)
 {
-	struct row *r = add(t, PUT_KEY);
-
-	put_str(t, r, str_of(key->scope));
-	put_int(r, key->uid);
-	put_str(t, r, key->key);
-	put_int(r, (int64_t)key->digest);
-	put_str(t, r, str_of(key->resource));
-	put_int(r, key->created_ms);
+	journal_change(t, PUT_KEY, "zisizi", key->scope, (int64_t)key->uid, key->key, (int64_t)key->digest, key->resource, key->created_ms);
 }
 
 void journal_put_state_dict(struct journal_txn *t, const struct journal_state_dict *sd)
 {
-	struct row *r = add(t, PUT_STATE_DICT);
-
-	put_str(t, r, str_of(sd->name));
-	put_int(r, sd->uid);
-	put_int(r, sd->world_size);
-	put_int(r, sd->slots);
-	put_int(r, sd->lease_ms);
-	put_int(r, sd->created_ms);
-	put_int(r, sd->orphaned_ms);
-	put_int(r, sd->last_generation);
-	put_str(t, r, sd->on_owner_death);
-	put_int(r, sd->orphan_since_ms);
+	journal_change(t, PUT_STATE_DICT, "ziiiiiiisi", sd->name, (int64_t)sd->uid, (int64_t)sd->world_size, (int64_t)sd->slots,
+		       sd->lease_ms, sd->created_ms, sd->orphaned_ms, sd->last_generation, sd->on_owner_death, sd->orphan_since_ms);
 }
 
 void journal_delete_state_dict(struct journal_txn *t, const char *name)
 {
-	put_str(t, add(t, DELETE_STATE_DICT), str_of(name));
+	journal_change(t, DELETE_STATE_DICT, "z", name);
 }
 
 void journal_put_slot(struct journal_txn *t, const struct journal_slot *slot)
 {
-	struct row *r = add(t, PUT_SLOT);
-
-	put_str(t, r, str_of(slot->name));
-	put_int(r, slot->rank);
-	put_int(r, slot->slot);
-	put_str(t, r, str_of(slot->segment));
-	put_int(r, (int64_t)slot->bytes);
-	put_int(r, (int64_t)slot->image_bytes);
-	put_int(r, slot->state);
-	put_int(r, slot->generation);
+	journal_change(t, PUT_SLOT, "ziiziiii", slot->name, (int64_t)slot->rank, (int64_t)slot->slot, slot->segment, (int64_t)slot->bytes,
+		       (int64_t)slot->image_bytes, (int64_t)slot->state, slot->generation);
 }
 
 void journal_delete_slot(struct journal_txn *t, const char *name, uint32_t rank, uint32_t slot)
 {
-	struct row *r = add(t, DELETE_SLOT);
-
-	put_str(t, r, str_of(name));
-	put_int(r, rank);
-	put_int(r, slot);
+	journal_change(t, DELETE_SLOT, "zii", name, (int64_t)rank, (int64_t)slot);
 }
 
 void journal_put_storage(struct journal_txn *t, const struct journal_storage *st)
 {
-	struct row *r = add(t, PUT_STORAGE);
-
-	put_str(t, r, str_of(st->name));
-	put_str(t, r, str_of(st->path));
-	put_int(r, st->uid);
-	put_int(r, st->expires_ms);
+	journal_change(t, PUT_STORAGE, "zzii", st->name, st->path, (int64_t)st->uid, st->expires_ms);
 }
 
 void journal_delete_storage(struct journal_txn *t, const char *name)
 {
-	put_str(t, add(t, DELETE_STORAGE), str_of(name));
+	journal_change(t, DELETE_STORAGE, "z", name);
 }
 
 void journal_put_run(struct journal_txn *t, const struct journal_run *run)
 {
-	struct row *r = add(t, PUT_RUN);
+	const int64_t *at = run->at_ms;
 
-	put_str(t, r, str_of(run->storage));
-	put_str(t, r, str_of(run->name));
-	put_int(r, run->step);
-	for (int m = 0; m < RUN_MARK_COUNT; m++)
-		put_int(r, run->at_ms[m]);
-	put_str(t, r, str_of(run->tensors));
-	put_str(t, r, str_of(run->saved));
-	put_str(t, r, str_of(run->course));
+	journal_change(t, PUT_RUN, "zziiiiizzz", run->storage, run->name, run->step, at[RUN_DURABLE], at[RUN_VERIFIED_STRUCTURE],
+		       at[RUN_VERIFIED_DIGEST], at[RUN_VERIFIED_VALUES], run->tensors, run->saved, run->course);
 }
 
 void journal_put_verdict(struct journal_txn *t, const struct journal_verdict *v, bool unless_known)
 {
-	(void)add(t, NEXT_VERDICT);
-	struct row *r = add(t, PUT_VERDICT);
-
-	put_str(t, r, str_of(v->storage));
-	put_str(t, r, str_of(v->name));
-	put_str(t, r, str_of(v->identity));
-	put_int(r, v->at_ms);
-	put_str(t, r, v->doc);
-	put_int(r, unless_known);
+	journal_change(t, NEXT_VERDICT, "");
+	journal_change(t, PUT_VERDICT, "zzzisi", v->storage, v->name, v->identity, v->at_ms, v->doc, (int64_t)unless_known);
 }
 
 void journal_delete_verdict(struct journal_txn *t, const char *storage, const char *name)
 {
-	struct row *r = add(t, DELETE_VERDICT);
-
-	put_str(t, r, str_of(storage));
-	put_str(t, r, str_of(name));
+	journal_change(t, DELETE_VERDICT, "zz", storage, name);
 }
 
 void journal_put_attempt(struct journal_txn *t, const struct journal_attempts *a, bool goes_on)
 {
-	struct row *r = add(t, PUT_ATTEMPT);
-
-	put_str(t, r, str_of(a->storage));
-	put_str(t, r, str_of(a->name));
-	put_str(t, r, str_of(a->identity));
-	put_int(r, a->at_ms);
-	put_int(r, goes_on);
+	journal_change(t, PUT_ATTEMPT, "zzzii", a->storage, a->name, a->identity, a->at_ms, (int64_t)goes_on);
 }
 
 void journal_delete_run(struct journal_txn *t, const char *storage, const char *name)
 {
-	struct row *r = add(t, DELETE_RUN);
-
-	put_str(t, r, str_of(storage));
-	put_str(t, r, str_of(name));
+	journal_change(t, DELETE_RUN, "zz", storage, name);
 }
 
 void journal_put_audit(struct journal_txn *t, const struct journal_audit *a)
 {
-	struct row *r = add(t, PUT_AUDIT);
-
-	put_int(r, a->at_ms);
-	put_int(r, a->uid);
-	put_str(t, r, str_of(a->token));
-	put_str(t, r, str_of(a->policy));
-	put_str(t, r, str_of(a->action));
-	put_str(t, r, str_of(a->subject));
-	put_str(t, r, str_of(a->job));
-	put_str(t, r, a->request);
+	journal_change(t, PUT_AUDIT, "iizzzzzs", a->at_ms, (int64_t)a->uid, a->token, a->policy, a->action, a->subject, a->job, a->request);
 }
 
 void journal_put_worker(struct journal_txn *t, pid_t pid, uint64_t start_ticks)
 {
-	struct row *r = add(t, PUT_WORKER);
-
-	put_int(r, pid);
-	put_int(r, (int64_t)start_ticks);
+	journal_change(t, PUT_WORKER, "ii", (int64_t)pid, (int64_t)start_ticks);
 }
 
 void journal_delete_worker(struct journal_txn *t, pid_t pid)
 {
-	put_int(add(t, DELETE_WORKER), pid);
+	journal_change(t, DELETE_WORKER, "i", (int64_t)pid);
 }
 
 /* ---- the journal thread ---- */

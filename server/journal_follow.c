@@ -6,35 +6,33 @@
 
 void journal_put_follower(struct journal_txn *t, const struct journal_follower *f)
 {
-	journal_change(t, PUT_FOLLOWER, "isiis", (int64_t)f->kind, str_of(f->name), (int64_t)f->uid, f->created_ms, f->doc);
+	journal_change(t, PUT_FOLLOWER, "iziis", (int64_t)f->kind, f->name, (int64_t)f->uid, f->created_ms, f->doc);
 }
 
 void journal_delete_follower(struct journal_txn *t, enum journal_follower_kind kind, const char *name)
 {
-	journal_change(t, DELETE_FOLLOWER, "is", (int64_t)kind, str_of(name));
+	journal_change(t, DELETE_FOLLOWER, "iz", (int64_t)kind, name);
 }
 
 void journal_put_task(struct journal_txn *t, const struct journal_task *row)
 {
-	journal_change(t, PUT_TASK, "issiiss", (int64_t)row->kind, str_of(row->follower), str_of(row->id), (int64_t)row->state,
-		       row->due_ms, str_of(row->about ? row->about : ""), row->doc);
+	journal_change(t, PUT_TASK, "izziizs", (int64_t)row->kind, row->follower, row->id, (int64_t)row->state, row->due_ms,
+		       row->about ? row->about : "", row->doc);
 }
 
 void journal_skip_tasks(struct journal_txn *t, enum journal_follower_kind kind, const char *follower, uint64_t keep)
 {
-	journal_change(t, SKIP_TASKS, "isiii", (int64_t)kind, str_of(follower), (int64_t)TASK_WAITING, (int64_t)keep,
-		       (int64_t)TASK_SKIPPED);
+	journal_change(t, SKIP_TASKS, "iziii", (int64_t)kind, follower, (int64_t)TASK_WAITING, (int64_t)keep, (int64_t)TASK_SKIPPED);
 }
 
 void journal_skip_about(struct journal_txn *t, enum journal_follower_kind kind, const char *follower, const char *about)
 {
-	journal_change(t, SKIP_ABOUT, "isisi", (int64_t)kind, str_of(follower), (int64_t)TASK_WAITING, str_of(about),
-		       (int64_t)TASK_SKIPPED);
+	journal_change(t, SKIP_ABOUT, "izizi", (int64_t)kind, follower, (int64_t)TASK_WAITING, about, (int64_t)TASK_SKIPPED);
 }
 
 void journal_prune_tasks(struct journal_txn *t, enum journal_follower_kind kind, const char *follower, uint64_t keep)
 {
-	journal_change(t, PRUNE_TASKS, "isii", (int64_t)kind, str_of(follower), (int64_t)TASK_DONE, (int64_t)keep);
+	journal_change(t, PRUNE_TASKS, "izii", (int64_t)kind, follower, (int64_t)TASK_DONE, (int64_t)keep);
 }
 
 /* ---- reading ---- */
@@ -79,21 +77,21 @@ FALLIBLE enum err journal_read_task(struct journal *j, enum journal_follower_kin
 				    journal_task_fn fn, void *user)
 {
 	return journal_ask(j, QUERY_TASK, row_task, &(struct walk){ .kind = kind, .follower = follower, .task_fn = fn, .user = user },
-			   "iss", (int64_t)kind, str_of(follower), id);
+			   "izs", (int64_t)kind, follower, id);
 }
 
 FALLIBLE enum err journal_read_tasks(struct journal *j, enum journal_follower_kind kind, const char *follower, struct str before_id,
 				     uint32_t limit, journal_task_fn fn, void *user)
 {
 	return journal_ask(j, QUERY_TASKS, row_task, &(struct walk){ .kind = kind, .follower = follower, .task_fn = fn, .user = user },
-			   "issi", (int64_t)kind, str_of(follower), before_id, (int64_t)limit);
+			   "izsi", (int64_t)kind, follower, before_id, (int64_t)limit);
 }
 
 FALLIBLE enum err journal_read_due(struct journal *j, enum journal_follower_kind kind, const char *follower, enum task_state state,
 				   uint32_t limit, journal_task_fn fn, void *user)
 {
 	return journal_ask(j, QUERY_DUE, row_task, &(struct walk){ .kind = kind, .follower = follower, .task_fn = fn, .user = user },
-			   "isii", (int64_t)kind, str_of(follower), (int64_t)state, (int64_t)limit);
+			   "izii", (int64_t)kind, follower, (int64_t)state, (int64_t)limit);
 }
 
 static enum err note_found(void *user, const struct journal_task *)
@@ -108,7 +106,7 @@ FALLIBLE enum err journal_has_newer_task(struct journal *j, enum journal_followe
 	struct walk w = { .kind = kind, .follower = follower, .task_fn = note_found, .user = out };
 
 	*out = false;
-	return journal_ask(j, QUERY_NEWER, row_task, &w, "isss", (int64_t)kind, str_of(follower), str_of(about), str_of(id));
+	return journal_ask(j, QUERY_NEWER, row_task, &w, "izzz", (int64_t)kind, follower, about, id);
 }
 
 static enum err row_count(void *user, sqlite3_stmt *s)
@@ -125,5 +123,5 @@ FALLIBLE enum err journal_count_tasks(struct journal *j, enum journal_follower_k
 				      uint64_t counts[TASK_STATE_COUNT])
 {
 	memset(counts, 0, TASK_STATE_COUNT * sizeof *counts);
-	return journal_ask(j, QUERY_TASK_COUNTS, row_count, counts, "is", (int64_t)kind, str_of(follower));
+	return journal_ask(j, QUERY_TASK_COUNTS, row_count, counts, "iz", (int64_t)kind, follower);
 }

@@ -42,7 +42,7 @@ struct journal {
 	_Atomic uint64_t commits;
 };
 
-/* Adds a change to a transaction. types: a letter for each value that follows (s: struct str, i: int64_t). */
+/* Adds a change to a transaction. types: a letter for each value that follows (s: struct str, z: const char *, i: int64_t). */
 void journal_change(struct journal_txn *t, enum journal_change change, const char *types, ...);
 /* Binds the values that `types` lists, as journal_change, and calls row(user) for each row of the answer. */
 FALLIBLE enum err journal_ask(struct journal *j, enum journal_query q, enum err (*row)(void *user, sqlite3_stmt *s), void *user,

@@ -111,6 +111,8 @@ FALLIBLE enum err journal_ask(struct journal *j, enum journal_query q, enum err 
 	for (int at = 1; types[at - 1]; at++) {
 		if (types[at - 1] == 's')
 			bind_str(s, at, va_arg(ap, struct str));
+		else if (types[at - 1] == 'z')
+			bind_str(s, at, str_of(va_arg(ap, const char *)));
 		else
 			sqlite3_bind_int64(s, at, va_arg(ap, int64_t));
 	}
