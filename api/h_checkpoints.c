@@ -38,13 +38,6 @@ struct listing {
 	struct catalogue_wish wish;
 };
 
-static const char *text_in(const json_t *object, const char *key)
-{
-	const char *text = json_string_value(json_object_get(object, key));
-
-	return text ? text : "";
-}
-
 static void listing_end(struct listing *l, enum err e)
 {
 	struct req *r = l->req;
@@ -404,7 +397,7 @@ static FALLIBLE enum err choose_form(struct req *r, size_t *out)
 static FALLIBLE enum err slice_etag(const struct req *r, const json_t *ok, char out[SLICE_ETAG_MAX])
 {
 	CLEANUP(buf_free) struct buf all = BUF_INIT(64 << 10);
-	const char *identity = text_in(ok, "etag");
+	const char *identity = jval_text(ok, "etag");
 
 	out[0] = '\0';
 	if (!identity[0])
@@ -419,7 +412,7 @@ static FALLIBLE enum err answer_slice(struct req *r, const json_t *ok, int *fd)
 {
 	CLEANUP(buf_free) struct buf shape = BUF_INIT(4096);
 	const json_t *dims = json_object_get(ok, "shape");
-	const char *dtype = text_in(ok, "dtype");
+	const char *dtype = jval_text(ok, "dtype");
 	char unverified[32], etag[SLICE_ETAG_MAX];
 	size_t form = 0;
 
@@ -429,7 +422,7 @@ static FALLIBLE enum err answer_slice(struct req *r, const json_t *ok, int *fd)
 	TRY(jval_dump(dims ? dims : json_null(), &shape));
 	buf_putc(&shape, '\0');
 	TRY(buf_status(&shape));
-	TRY(find_form(str_of(text_in(r->note, "format")), &form));
+	TRY(find_form(str_of(jval_text(r->note, "format")), &form));
 	TRY(slice_etag(r, ok, etag));
 	TRY(h_pass_fd(r, tensor_forms[form].content_type, ok, fd, etag[0] ? etag : NULL));
 	snprintf(unverified, sizeof unverified, "%jd", (intmax_t)json_integer_value(json_object_get(ok, "unverified_bytes")));
@@ -543,7 +536,7 @@ static void on_held(void *user, enum err e, const json_t *ok, int *)
 
 	if (!e) {
 		log_info(json_is_object(json_object_get(ok, "hold")) ? "checkpoint held" : "hold lifted", "storage", r->parts[2].p, "name",
-			 text_in(ok, "name"), NULL);
+			 jval_text(ok, "name"), NULL);
 		if (json_object_set_new((json_t *)(uintptr_t)ok, "storage", json_string(r->parts[2].p)) != 0)
 			e = ERR(NO_MEMORY, "cannot answer");
 	}

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/jval.h"
 #include "base/mem.h"
 #include "server/catalogue_impl.h"
 #include "server/parts.h"
@@ -32,23 +33,16 @@ static void walk_end(void *user, enum err e)
 	mem_free(w);
 }
 
-static const char *text_in(const json_t *object, const char *key)
-{
-	const char *text = json_string_value(json_object_get(object, key));
-
-	return text ? text : "";
-}
-
 static int64_t time_of(const json_t *record)
 {
 	int64_t ms = 0;
 
-	return clock_of_text(text_in(record, "durable_at"), &ms) || clock_of_text(text_in(record, "modified_at"), &ms) ? ms : 0;
+	return clock_of_text(jval_text(record, "durable_at"), &ms) || clock_of_text(jval_text(record, "modified_at"), &ms) ? ms : 0;
 }
 
 static void tell(const struct walk *w, json_t *record)
 {
-	const char *name = text_in(record, "name");
+	const char *name = jval_text(record, "name");
 	const json_t *step = json_object_get(record, "step");
 	struct catalogue_item item = { .name = name, .run = run_of(name), .at_ms = time_of(record), .record = record,
 				       .step = json_is_integer(step) ? json_integer_value(step) : -1,
@@ -59,7 +53,7 @@ static void tell(const struct walk *w, json_t *record)
 	if (json_is_true(json_object_get(record, "verdict")))
 		verdict_put(w->server->journal, w->storage, record);
 	tier_put(w->server->tiers, w->storage, record);
-	item.verified = text_in(json_object_get(record, "verified"), "state");
+	item.verified = jval_text(json_object_get(record, "verified"), "state");
 	w->fn(w->user, &item);
 }
 

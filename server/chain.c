@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/jtext.h"
+#include "base/jval.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
@@ -22,21 +23,9 @@ enum { RETRY_MS = 1000, RETRY_MOST_MS = 60000, REFUSED_FOR_MS = 3600000, ABOUT_M
 static void pump(struct chain *c);
 static void next_step(struct execution *x);
 
-static const char *text_in(const json_t *doc, const char *key)
-{
-	const char *text = json_string_value(json_object_get(doc, key));
-
-	return text ? text : "";
-}
-
-static int64_t number_in(const json_t *doc, const char *key)
-{
-	return json_integer_value(json_object_get(doc, key));
-}
-
 static json_t *step_of(const struct execution *x)
 {
-	return json_array_get(json_object_get(x->doc, "steps"), (size_t)number_in(x->doc, "step"));
+	return json_array_get(json_object_get(x->doc, "steps"), (size_t)jval_int(x->doc, "step"));
 }
 
 static void execution_free(struct execution *x)
@@ -77,7 +66,7 @@ static bool came(struct execution *x)
 /* "main:run1/step-100" */
 static void name_about(const json_t *doc, char out[ABOUT_MAX])
 {
-	snprintf(out, ABOUT_MAX, "%s:%s", text_in(doc, "storage"), text_in(doc, "name"));
+	snprintf(out, ABOUT_MAX, "%s:%s", jval_text(doc, "storage"), jval_text(doc, "name"));
 }
 
 static void put_task(struct journal_txn *t, const struct chain *c, const char *id, enum task_state state, const json_t *doc,
@@ -86,8 +75,8 @@ static void put_task(struct journal_txn *t, const struct chain *c, const char *i
 	char about[ABOUT_MAX];
 
 	name_about(doc, about);
-	journal_put_task(t, &(struct journal_task){ .kind = JOURNAL_CHAIN, .follower = c->base.name, .id = id, .state = state, .about = about,
-						    .doc = str_of(text) });
+	journal_put_task(t, &(struct journal_task){ .kind = JOURNAL_CHAIN, .follower = c->base.name, .id = id, .state = state,
+						    .about = about, .doc = str_of(text) });
 }
 
 static struct journal_txn *row_of(struct execution *x, enum task_state state)
@@ -126,8 +115,8 @@ static void on_finished(void *user, enum err e)
 
 static json_t *parent_of(const struct execution *x)
 {
-	return json_pack("{s:s, s:s, s:I, s:I}", "chain", x->chain->base.name, "execution", x->id, "step", (json_int_t)number_in(x->doc, "step"),
-			 "depth", (json_int_t)number_in(x->doc, "depth"));
+	return json_pack("{s:s, s:s, s:I, s:I}", "chain", x->chain->base.name, "execution", x->id, "step", jval_int(x->doc, "step"),
+			 "depth", jval_int(x->doc, "depth"));
 }
 
 /* error: taken; NULL: it has gone well. */
@@ -144,7 +133,7 @@ static void finish(struct execution *x, enum task_state state, json_t *error)
 		json_object_set(x->doc, "error", error);
 	struct journal_txn *t = row_of(x, state);
 	journal_prune_tasks(t, JOURNAL_CHAIN, c->base.name, FOLLOWER_KEPT);
-	const struct happening h = { .what = what, .storage = text_in(x->doc, "storage"), .name = text_in(x->doc, "name"),
+	const struct happening h = { .what = what, .storage = jval_text(x->doc, "storage"), .name = jval_text(x->doc, "name"),
 				     .job = x->job, .error = error, .parent = parent };
 	if (state != TASK_SKIPPED) {
 		webhooks_note(s, t, &h);
@@ -195,7 +184,7 @@ static void note_job(struct execution *x, const char *state)
 {
 	json_t *jobs = json_object_get(x->doc, "jobs"), *last = json_array_get(jobs, json_array_size(jobs) - 1);
 
-	if (strcmp(text_in(last, "job"), x->job) == 0)
+	if (strcmp(jval_text(last, "job"), x->job) == 0)
 		json_object_set_new(last, "state", json_string(state));
 	else
 		json_array_append_new(jobs, json_pack("{s:s, s:s, s:s}", "step", chain_step_word(step_of(x)), "job", x->job, "state",
@@ -204,11 +193,11 @@ static void note_job(struct execution *x, const char *state)
 
 static void job_over(struct execution *x, const char *state, const json_t *error)
 {
-	int64_t tries = number_in(x->doc, "try");
+	int64_t tries = jval_int(x->doc, "try");
 
 	note_job(x, state);
 	if (strcmp(state, "succeeded") == 0) {
-		json_object_set_new(x->doc, "step", json_integer(number_in(x->doc, "step") + 1));
+		json_object_set_new(x->doc, "step", json_integer(jval_int(x->doc, "step") + 1));
 		json_object_set_new(x->doc, "try", json_integer(0));
 	} else if (json_is_true(json_object_get(error, "retryable")) && strcmp(state, "failed") == 0 && tries < x->chain->retries) {
 		json_object_set_new(x->doc, "try", json_integer(tries + 1));
@@ -270,14 +259,14 @@ static void make_job(struct execution *x)
 	struct jval step = JVAL_ROOT(step_of(x));
 	struct job_request rq = { .who = { .uid = c->base.uid, .admin = c->base.uid == 0 || c->base.uid == geteuid() }, .parent = parent };
 	char key[96];
-	enum err e = chain_step_request(&step, c->base.name, text_in(x->doc, "storage"), text_in(x->doc, "name"), &rq.kind, &request);
+	enum err e = chain_step_request(&step, c->base.name, jval_text(x->doc, "storage"), jval_text(x->doc, "name"), &rq.kind, &request);
 
 	if (e) {
 		finish(x, TASK_FAILED, errdoc_sure(e));
 		return;
 	}
 	/* No caller's key can be like it: headers have no control characters. */
-	snprintf(key, sizeof key, "\001chain:%s:%jd:%jd", x->id, (intmax_t)number_in(x->doc, "step"), (intmax_t)number_in(x->doc, "try"));
+	snprintf(key, sizeof key, "\001chain:%s:%jd:%jd", x->id, (intmax_t)jval_int(x->doc, "step"), (intmax_t)jval_int(x->doc, "try"));
 	rq.spec = request;
 	rq.idem = (struct idempotency){ str_of(key), str_of(key) };
 	x->is_pending = true;
@@ -297,7 +286,7 @@ static bool removes(const struct execution *x)
 static FALLIBLE enum err is_replaced(const struct execution *x, const json_t *shown, bool *out)
 {
 	const struct chain *c = x->chain;
-	const char *was = text_in(x->doc, "etag"), *is = text_in(shown, "etag");
+	const char *was = jval_text(x->doc, "etag"), *is = jval_text(shown, "etag");
 	char about[ABOUT_MAX];
 
 	name_about(x->doc, about);
@@ -319,7 +308,7 @@ static void on_shown(void *user, enum err e, const json_t *ok, int *)
 		return;
 	}
 	if (first) {
-		json_object_set_new(x->doc, "etag", json_string(text_in(ok, "etag")));
+		json_object_set_new(x->doc, "etag", json_string(jval_text(ok, "etag")));
 		note_progress(x);
 		next_step(x);
 		return;
@@ -346,12 +335,12 @@ static void next_step(struct execution *x)
 		return;
 	}
 	bool looks = removes(x) && (strcmp(word, "delete") == 0 || !json_object_get(x->doc, "etag"));
-	if (!looks || storage_find(s->storages, str_of(text_in(x->doc, "storage")), &st) != OK) {
+	if (!looks || storage_find(s->storages, str_of(jval_text(x->doc, "storage")), &st) != OK) {
 		make_job(x);
 		return;
 	}
 	x->is_pending = true;
-	lookup_ask(s->lookups, st->name, json_pack("{s:s, s:s, s:s}", "op", "show", "storage", st->name, "name", text_in(x->doc, "name")),
+	lookup_ask(s->lookups, st->name, json_pack("{s:s, s:s, s:s}", "op", "show", "storage", st->name, "name", jval_text(x->doc, "name")),
 		   NULL, 0, on_shown, x);
 }
 
@@ -416,9 +405,9 @@ void chains_wake(struct server *s, const char *job)
 /* Does a checkpoint that a chain's job has made start this one? */
 static bool may_follow(const struct chain *c, const struct happening *h)
 {
-	if (strcmp(text_in(h->parent, "chain"), c->base.name) == 0)
+	if (strcmp(jval_text(h->parent, "chain"), c->base.name) == 0)
 		return false;
-	if (number_in(h->parent, "depth") < CHAIN_DEPTH_MAX)
+	if (jval_int(h->parent, "depth") < CHAIN_DEPTH_MAX)
 		return true;
 	log_warn("chain: not started, for chains have started each other too deep", "chain", c->base.name, "name", h->name, NULL);
 	return false;
@@ -429,7 +418,7 @@ static void note_one(struct chain *c, struct journal_txn *t, const struct happen
 	char id[TASK_ID_LEN + 1], at[CLOCK_TEXT_MAX], about[ABOUT_MAX];
 	CLEANUP(json_decrefp) json_t *doc =
 		json_pack("{s:s, s:s, s:s, s:I, s:s}", "storage", h->storage, "name", h->name, "job", h->job, "depth",
-			  (json_int_t)(h->parent ? number_in(h->parent, "depth") + 1 : 1), "created_at", clock_text(clock_wall_ms(), at));
+			  jval_int(h->parent, "depth") + 1, "created_at", clock_text(clock_wall_ms(), at));
 	CLEANUP(mem_free_ptr) char *text = jtext_of(doc);
 
 	if (!text) {
@@ -464,7 +453,7 @@ static enum err tell_ref(void *user, const struct journal_task *row)
 	CLEANUP(json_decrefp) json_t *doc = NULL;
 
 	TRY(jtext_parse(row->doc, 0, &doc));
-	r->fn(r->user, str_of(text_in(doc, "storage")), str_of(text_in(doc, "name")));
+	r->fn(r->user, str_of(jval_text(doc, "storage")), str_of(jval_text(doc, "name")));
 	return OK;
 }
 

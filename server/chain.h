@@ -5,8 +5,8 @@
  * runs at a time. "behind" says what becomes of those that wait: of "newest" only the newest waits, the others are skipped; of "all" they
  * wait in order, FOLLOWER_QUEUE_MAX at most.
  *
- * The document: {"storage","match"?,"steps","behind"?,"retries"?}. Jobs run as the uid that set the chain. What a chain makes may start other chains, CHAIN_DEPTH_MAX deep, and never the chain itself; a
- * circle of chains is refused when it is set. */
+ * The document: {"storage","match"?,"steps","behind"?,"retries"?}. Jobs run as the uid that set the chain. What a chain makes may start
+ * other chains, CHAIN_DEPTH_MAX deep, and never the chain itself; a circle of chains is refused when it is set. */
 #pragma once
 #include "server/events.h"
 #include "server/follower.h"

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/jval.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/catalogue.h"
@@ -34,13 +35,6 @@ struct flushers {
 	uint32_t count;
 	struct loop_timer *timer;
 };
-
-static const char *text_in(const json_t *object, const char *key)
-{
-	const char *text = json_string_value(json_object_get(object, key));
-
-	return text ? text : "";
-}
 
 static void copy_text(char *to, size_t max, const char *text)
 {
@@ -97,7 +91,7 @@ static struct tier_entry *choose(const struct flusher *f, int64_t now)
 static void on_fast(void *user, const struct catalogue_item *item)
 {
 	struct flusher *f = user;
-	const char *etag = text_in(item->record, "etag");
+	const char *etag = jval_text(item->record, "etag");
 	const json_t *made_by = json_object_get(item->record, "made_by");
 	struct tier_entry *e = tier_entry(f->tier, item->name);
 
@@ -111,7 +105,7 @@ static void on_fast(void *user, const struct catalogue_item *item)
 	if (e->etag[0] && strcmp(e->etag, etag) != 0 && e->state != TIER_COPYING)
 		tier_move(f->tier, e, TIER_UNKNOWN); /* another content by now */
 	copy_text(e->etag, sizeof e->etag, etag);
-	copy_text(e->job, sizeof e->job, text_in(made_by, "job"));
+	copy_text(e->job, sizeof e->job, jval_text(made_by, "job"));
 	const json_t *uid = json_object_get(made_by, "uid");
 	e->uid = json_is_integer(uid) ? (uint32_t)json_integer_value(uid) : UINT32_MAX;
 	if (e->state == TIER_REPLICATED)
@@ -123,13 +117,13 @@ static bool is_replica(const struct tier *t, const struct tier_entry *e, const s
 {
 	const json_t *record = item->record;
 	const json_t *from = json_object_get(record, "copied_from"), *made_by = json_object_get(record, "made_by");
-	bool page = strcmp(text_in(from, "storage"), t->how->storage) == 0 && strcmp(text_in(from, "name"), e->name) == 0;
+	bool page = strcmp(jval_text(from, "storage"), t->how->storage) == 0 && strcmp(jval_text(from, "name"), e->name) == 0;
 	bool same_bytes = item->bytes == e->bytes;
 
-	if (page && strcmp(text_in(from, "etag"), e->etag) == 0)
+	if (page && strcmp(jval_text(from, "etag"), e->etag) == 0)
 		return true;
 	if (e->job[0] && made_by)
-		return same_bytes && strcmp(text_in(made_by, "job"), e->job) == 0;
+		return same_bytes && strcmp(jval_text(made_by, "job"), e->job) == 0;
 	return !from && !made_by && !e->job[0] && same_bytes && item->at_ms >= e->since_ms;
 }
 
@@ -265,7 +259,7 @@ static void succeed(struct flusher *f, struct tier_entry *e, const struct job *c
 static void on_copied(struct flusher *f, const struct job *j)
 {
 	struct tier_entry *e = tier_find(f->tier, j->spec.source.name);
-	const char *code = text_in(j->error, "code");
+	const char *code = jval_text(j->error, "code");
 
 	if (strcmp(f->copying, j->id) == 0)
 		f->copying[0] = '\0';
@@ -279,7 +273,7 @@ static void on_copied(struct flusher *f, const struct job *j)
 	else if (strcmp(code, "checkpoint_replaced") == 0)
 		enqueue(f, e);
 	else
-		fail(f, e, code[0] ? code : "cancelled", text_in(j->error, "detail"));
+		fail(f, e, code[0] ? code : "cancelled", jval_text(j->error, "detail"));
 }
 
 static void on_created(void *user, enum err err, const char *id, bool)

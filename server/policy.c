@@ -24,7 +24,7 @@ static enum err read_policy(struct server *s, struct follower *f, bool is_new)
 	return is_new ? storage_find(s->storages, p->policy.storage, &st) : OK;
 }
 
-/* What was removed by it still counts; what was looked at does not. */
+/* Removals by the policy still count; figures of the last look do not. */
 static void replace(struct follower *old, struct follower *fresh)
 {
 	struct policy_entry *p = policy_of(old);

@@ -62,13 +62,6 @@ static FALLIBLE enum err keep_text(struct resume *x, const char *text, const cha
 	return OK;
 }
 
-static const char *text_in(const json_t *object, const char *key)
-{
-	const char *text = json_string_value(json_object_get(object, key));
-
-	return text ? text : "";
-}
-
 struct tried {
 	const char *identity;
 	struct resume_candidate *of;
@@ -92,17 +85,17 @@ static FALLIBLE enum err take_record(struct resume *x, const json_t *record)
 	char why[WHY_MAX];
 
 	TRY(vec_push(&x->all, &c));
-	c->name = text_in(record, "name");
-	if (!clock_of_text(text_in(record, "durable_at"), &c->durable_ms))
-		(void)clock_of_text(text_in(record, "modified_at"), &c->durable_ms);
+	c->name = jval_text(record, "name");
+	if (!clock_of_text(jval_text(record, "durable_at"), &c->durable_ms))
+		(void)clock_of_text(jval_text(record, "modified_at"), &c->durable_ms);
 	c->unwanted = json_string_value(json_object_get(x->unwanted, c->name));
-	if (strcmp(text_in(verified, "state"), "damaged") == 0) {
-		snprintf(why, sizeof why, "found damaged at %s: `dcpctl job %s` lists what", text_in(verified, "at"),
-			 text_in(verified, "job"));
+	if (strcmp(jval_text(verified, "state"), "damaged") == 0) {
+		snprintf(why, sizeof why, "found damaged at %s: `dcpctl job %s` lists what", jval_text(verified, "at"),
+			 jval_text(verified, "job"));
 		TRY(keep_text(x, why, &c->damaged));
 	}
 	return journal_read_attempts(x->server->journal, str_of(x->storage), str_of(c->name), take_attempts,
-				     &(struct tried){ text_in(record, "etag"), c });
+				     &(struct tried){ jval_text(record, "etag"), c });
 }
 
 static json_t *record_of(const struct resume *x, size_t i)
@@ -160,17 +153,17 @@ static void say_none(const struct resume *x, char *why, size_t size)
 static void say_chosen(const struct resume *x, char *why, size_t size)
 {
 	const json_t *verified = json_object_get(record_of(x, x->chosen), "verified");
-	const char *state = text_in(verified, "state");
+	const char *state = jval_text(verified, "state");
 	char rank[96] = "the newest durable checkpoint";
 
 	if (x->chosen)
 		snprintf(rank, sizeof rank, "the newest that can be loaded, behind %zu skipped", x->chosen);
 	if (strcmp(state, "verified") == 0)
-		snprintf(why, size, "%s; its bytes were verified (%.20s) at %.40s", rank, text_in(verified, "level"),
-			 text_in(verified, "at"));
+		snprintf(why, size, "%s; its bytes were verified (%.20s) at %.40s", rank, jval_text(verified, "level"),
+			 jval_text(verified, "at"));
 	else if (strcmp(state, "unverified") == 0)
 		snprintf(why, size, "%s; its structure is whole, and a verify (%.20s) at %.40s had no digests to compare with", rank,
-			 text_in(verified, "level"), text_in(verified, "at"));
+			 jval_text(verified, "level"), jval_text(verified, "at"));
 	else
 		snprintf(why, size, "%s; its structure is whole, its bytes were not verified: a load compares them", rank);
 }
@@ -230,7 +223,7 @@ static void count_attempt(struct resume *x)
 	const struct resume_candidate *c = &x->all.v[x->chosen];
 
 	journal_put_attempt(t, &(struct journal_attempts){ .storage = x->storage, .name = c->name, .at_ms = x->now_ms,
-							   .identity = text_in(record_of(x, x->chosen), "etag") },
+							   .identity = jval_text(record_of(x, x->chosen), "etag") },
 			    resume_attempts(x->all.v, x->chosen, x->now_ms) > 0);
 	journal_commit(x->server->journal, t, on_counted, x);
 }
@@ -318,7 +311,7 @@ static FALLIBLE enum err begin(struct resume *x, const struct resume_wish *w)
 				(json_int_t)w->world_size, "any_optimizer", w->any_optimizer, "layout", w->layout);
 	NEED(x->run && x->unwanted && x->question, "cannot find what to resume from");
 	json_array_foreach(w->unwanted, i, one)
-		if (json_object_set(x->unwanted, text_in(one, "name"), json_object_get(one, "why")) != 0)
+		if (json_object_set(x->unwanted, jval_text(one, "name"), json_object_get(one, "why")) != 0)
 			return ERR(NO_MEMORY, "cannot find what to resume from");
 	return OK;
 }

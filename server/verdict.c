@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/jtext.h"
+#include "base/jval.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/errdoc.h"
@@ -20,18 +21,6 @@ static const enum err damaged[] = {
 };
 enum { PROOF = 2 };
 
-static const char *text_in(const json_t *object, const char *key)
-{
-	const char *text = json_string_value(json_object_get(object, key));
-
-	return text ? text : "";
-}
-
-static json_int_t number_in(const json_t *object, const char *key)
-{
-	return json_integer_value(json_object_get(object, key));
-}
-
 bool verdict_is_damage(enum err e)
 {
 	for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++)
@@ -42,7 +31,7 @@ bool verdict_is_damage(enum err e)
 
 static bool tells_damage(const struct job *j)
 {
-	const char *code = text_in(j->error, "code");
+	const char *code = jval_text(j->error, "code");
 	enum err e = code[0] ? err_from_name(code) : OK;
 
 	for (size_t i = 0; i < (j->kind == JOB_VERIFY ? sizeof damaged / sizeof *damaged : PROOF); i++)
@@ -58,7 +47,7 @@ static const char *state_of(const struct job *j, const char *level)
 		return tells_damage(j) ? "damaged" : NULL;
 	if (j->end_state != JOB_SUCCEEDED || j->kind != JOB_VERIFY || job_spec_selects(j))
 		return NULL;
-	bool compared = number_in(j->result, "verified_bytes") > 0 || number_in(j->result, "unverifiable") == 0;
+	bool compared = jval_int(j->result, "verified_bytes") > 0 || jval_int(j->result, "unverifiable") == 0;
 	return compared && strcmp(level, "structure") != 0 ? "verified" : "unverified";
 }
 
@@ -96,7 +85,7 @@ static bool is_listed(const struct job *j, const struct ref *source)
 {
 	CLEANUP(json_decrefp) json_t *found = verdict_find(j->server->journal, source->storage, str_of(verdict_name_read(j)), j->identity);
 
-	return j->kind != JOB_VERIFY && strcmp(text_in(found, "state"), "damaged") == 0;
+	return j->kind != JOB_VERIFY && strcmp(jval_text(found, "state"), "damaged") == 0;
 }
 
 /* A repair that found nothing to do leaves its target, and what is known of it, as they were. */
@@ -119,11 +108,11 @@ const char *verdict_note(struct journal_txn *t, const struct job *j)
 	CLEANUP(json_decrefp) json_t *doc = json_pack("{s:s, s:s, s:s, s:s}", "state", state, "level", level, "at",
 						  clock_text(j->finished_ms, at), "job", j->id);
 	if (j->end_state == JOB_FAILED) {
-		json_object_set_new(doc, "damage_count", json_integer(number_in(j->error, "damage_count") ?: 1));
+		json_object_set_new(doc, "damage_count", json_integer(jval_int(j->error, "damage_count") ?: 1));
 	} else {
-		json_object_set_new(doc, "unverifiable", json_integer(number_in(j->result, "unverifiable")));
-		json_object_set_new(doc, "unverified_bytes", json_integer(number_in(j->result, "unverified_bytes")));
-		if (text_in(j->result, "content_digest")[0])
+		json_object_set_new(doc, "unverifiable", json_integer(jval_int(j->result, "unverifiable")));
+		json_object_set_new(doc, "unverified_bytes", json_integer(jval_int(j->result, "unverified_bytes")));
+		if (jval_text(j->result, "content_digest")[0])
 			json_object_set(doc, "content_digest", json_object_get(j->result, "content_digest"));
 	}
 	CLEANUP(mem_free_ptr) char *text = jtext_of(doc);
@@ -138,14 +127,14 @@ const char *verdict_note(struct journal_txn *t, const struct job *j)
 
 void verdict_put(struct journal *known, const char *storage, json_t *record)
 {
-	json_t *found = verdict_find(known, str_of(storage), str_of(text_in(record, "name")), text_in(record, "etag"));
+	json_t *found = verdict_find(known, str_of(storage), str_of(jval_text(record, "name")), jval_text(record, "etag"));
 	json_t *noted = json_object_get(record, "verified"); /* beside the checkpoint; another daemon's may be the later one */
 
-	if (json_is_object(noted) && (!found || strcmp(text_in(found, "at"), text_in(noted, "at")) < 0)) {
+	if (json_is_object(noted) && (!found || strcmp(jval_text(found, "at"), jval_text(noted, "at")) < 0)) {
 		json_decref(found);
 		found = json_incref(noted);
 	}
-	if (text_in(found, "content_digest")[0] && !json_object_get(record, "content_digest"))
+	if (jval_text(found, "content_digest")[0] && !json_object_get(record, "content_digest"))
 		(void)json_object_set(record, "content_digest", json_object_get(found, "content_digest"));
 	if (json_object_get(record, "content_digest"))
 		(void)json_object_del(record, "content_unknown");
@@ -156,10 +145,10 @@ bool verdict_warns(struct journal *known, struct str storage, struct str name, c
 {
 	CLEANUP(json_decrefp) json_t *found = verdict_find(known, storage, name, identity);
 
-	if (strcmp(text_in(found, "state"), "damaged") != 0)
+	if (strcmp(jval_text(found, "state"), "damaged") != 0)
 		return false;
 	snprintf(detail, VERDICT_DETAIL_MAX, "the checkpoint was found damaged at %s: `dcpctl job %s` lists what",
-		 text_in(found, "at"), text_in(found, "job"));
+		 jval_text(found, "at"), jval_text(found, "job"));
 	return true;
 }
 

@@ -5,6 +5,7 @@
 #include <sys/random.h>
 
 #include "base/jtext.h"
+#include "base/jval.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -29,13 +30,6 @@ struct delivery {
 	char *url, *secret, *body;
 	struct courier_parcel parcel;
 };
-
-static const char *text_in(const json_t *doc, const char *key)
-{
-	const char *text = json_string_value(json_object_get(doc, key));
-
-	return text ? text : "";
-}
 
 static void pump(struct webhook *h);
 
@@ -98,10 +92,10 @@ static void tell_failed(const struct delivery *d)
 {
 	const struct webhook *h = d->hook;
 
-	log_warn("webhook: a delivery is given up", "webhook", h->base.name, "delivery", d->id, "event", text_in(d->doc, "event"), NULL);
+	log_warn("webhook: a delivery is given up", "webhook", h->base.name, "delivery", d->id, "event", jval_text(d->doc, "event"), NULL);
 	events_emit(h->base.all->server->events, "webhook.failed", NULL,
-		    json_pack("{s:s, s:s, s:s, s:s}", "webhook", h->base.name, "delivery", d->id, "event", text_in(d->doc, "event"), "error",
-			      text_in(d->doc, "said")));
+		    json_pack("{s:s, s:s, s:s, s:s}", "webhook", h->base.name, "delivery", d->id, "event", jval_text(d->doc, "event"),
+			      "error", jval_text(d->doc, "said")));
 }
 
 static void write_outcome(struct delivery *d, enum task_state state, int64_t due_ms)
@@ -146,7 +140,7 @@ static void on_sent(struct courier_parcel *p)
 static FALLIBLE enum err make_body(struct delivery *d)
 {
 	static const char *const kept[] = { "time", "checkpoint", "job", "error", "chain", "execution" };
-	CLEANUP(jval_drop) json_t *body = json_pack("{s:s, s:s, s:s}", "id", d->id, "event", text_in(d->doc, "event"), "webhook",
+	CLEANUP(jval_drop) json_t *body = json_pack("{s:s, s:s, s:s}", "id", d->id, "event", jval_text(d->doc, "event"), "webhook",
 						    d->hook->base.name);
 	uint64_t failures = mem_failures();
 
@@ -155,8 +149,8 @@ static FALLIBLE enum err make_body(struct delivery *d)
 		if (json_object_get(d->doc, kept[i]))
 			json_object_set(body, kept[i], json_object_get(d->doc, kept[i]));
 	d->body = jtext_of(body);
-	d->url = mem_strdup(text_in(d->hook->base.doc, "url"));
-	d->secret = mem_strdup(text_in(d->hook->base.doc, "secret"));
+	d->url = mem_strdup(jval_text(d->hook->base.doc, "url"));
+	d->secret = mem_strdup(jval_text(d->hook->base.doc, "secret"));
 	if (!d->body || !d->url || !d->secret || mem_failures() != failures)
 		return ERR(NO_MEMORY, "cannot send a webhook");
 	return OK;
@@ -180,7 +174,7 @@ static void send_it(struct delivery *d)
 static void on_shown(void *user, enum err e, const json_t *ok, int *)
 {
 	struct delivery *d = user;
-	const char *storage = text_in(d->doc, "storage"), *name = text_in(d->doc, "name");
+	const char *storage = jval_text(d->doc, "storage"), *name = jval_text(d->doc, "name");
 	json_t *record = e ? NULL : json_deep_copy(ok);
 
 	if (record) {
@@ -196,14 +190,14 @@ static void on_shown(void *user, enum err e, const json_t *ok, int *)
 static void begin(struct delivery *d)
 {
 	struct server *s = d->hook->base.all->server;
-	const char *storage = text_in(d->doc, "storage");
+	const char *storage = jval_text(d->doc, "storage");
 	struct storage *st;
 
 	if (!storage[0] || json_object_get(d->doc, "checkpoint")) {
 		send_it(d);
 		return;
 	}
-	bool is_removed = strcmp(text_in(d->doc, "event"), event_told_names[TOLD_REMOVED]) == 0;
+	bool is_removed = strcmp(jval_text(d->doc, "event"), event_told_names[TOLD_REMOVED]) == 0;
 	json_t *q = json_pack("{s:s, s:s, s:O}", "op", "show", "storage", storage, "name", json_object_get(d->doc, "name"));
 	if (is_removed || !q || storage_find(s->storages, str_of(storage), &st) != OK) {
 		json_decref(q);

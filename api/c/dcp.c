@@ -6,6 +6,7 @@
 #include <locale.h>
 #include <pthread.h>
 
+#include "base/jval.h"
 #include "base/num.h"
 #include "os/fs.h"
 #include "runner/part_read.h"
@@ -277,16 +278,9 @@ uint32_t dcp_world_size(const dcp_checkpoint *c)
 
 /* ----------------------------------------------------------------------------------------------------- unverified */
 
-static const char *text_of(const json_t *entry, const char *key)
-{
-	const char *text = json_string_value(json_object_get(entry, key));
-
-	return text ? text : "";
-}
-
 const char *dcp_warning(const dcp_checkpoint *c)
 {
-	return text_of(c->noted, "detail");
+	return jval_text(c->noted, "detail");
 }
 
 static pthread_mutex_t *lock_of(const dcp_checkpoint *c)
@@ -302,24 +296,19 @@ uint64_t dcp_unverified_bytes(const dcp_checkpoint *c)
 	return n;
 }
 
-static uint64_t number_of(const json_t *entry, const char *key)
-{
-	return (uint64_t)json_integer_value(json_object_get(entry, key));
-}
-
 int dcp_unverified_at(const dcp_checkpoint *c, size_t i, const char **fqn, const char **file, uint64_t *offset, uint64_t *bytes)
 {
 	pthread_mutex_lock(lock_of(c)); /* the list may move; its entries stay */
 	const json_t *entry = json_array_get(c->checked.unverified, i);
 	pthread_mutex_unlock(lock_of(c));
 	if (entry && fqn)
-		*fqn = text_of(entry, "fqn");
+		*fqn = jval_text(entry, "fqn");
 	if (entry && file)
-		*file = text_of(entry, "file");
+		*file = jval_text(entry, "file");
 	if (entry && offset)
-		*offset = number_of(entry, "offset");
+		*offset = (uint64_t)jval_int(entry, "offset");
 	if (entry && bytes)
-		*bytes = number_of(entry, "bytes");
+		*bytes = (uint64_t)jval_int(entry, "bytes");
 	return entry != NULL;
 }
 
@@ -332,8 +321,9 @@ static void tell_damage(const struct checked *checked, dcp_damage_fn on_damage, 
 
 	json_array_foreach(checked->damage, i, entry) {
 		const json_t *rank = json_object_get(entry, "rank");
-		on_damage(user, text_of(entry, "fqn"), json_is_integer(rank) ? (int64_t)json_integer_value(rank) : -1,
-			  text_of(entry, "file"), number_of(entry, "offset"), number_of(entry, "bytes"), text_of(entry, "detail"));
+		on_damage(user, jval_text(entry, "fqn"), json_is_integer(rank) ? (int64_t)json_integer_value(rank) : -1,
+			  jval_text(entry, "file"), (uint64_t)jval_int(entry, "offset"), (uint64_t)jval_int(entry, "bytes"),
+			  jval_text(entry, "detail"));
 	}
 }
 

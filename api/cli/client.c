@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/jtext.h"
+#include "base/jval.h"
 #include "base/mem.h"
 #include "base/str.h"
 
@@ -237,29 +238,22 @@ static int on_time(void *user, curl_off_t a, curl_off_t b, curl_off_t c, curl_of
 	return client_stop;
 }
 
-static const char *text_of(const json_t *o, const char *key)
-{
-	const char *text = json_string_value(json_object_get(o, key));
-
-	return text ? text : "";
-}
-
 /* The daemon's problem as this thread's latest error. */
 static enum err take_problem(const json_t *p, long status)
 {
 	const json_t *rank = json_object_get(p, "rank"), *offset = json_object_get(p, "offset");
-	enum err e = err_from_name(text_of(p, "code"));
+	enum err e = err_from_name(jval_text(p, "code"));
 
 	if (!json_is_object(p))
 		return ERR(PROTOCOL, "the daemon answered HTTP %ld and no problem+json", status);
-	err_record(e, 0, ERR_PLACE, "%s", text_of(p, "detail"));
+	err_record(e, 0, ERR_PLACE, "%s", jval_text(p, "detail"));
 	if (json_is_integer(rank))
 		(void)err_at_rank(e, json_integer_value(rank));
-	if (text_of(p, "fqn")[0])
-		(void)err_at_fqn(e, text_of(p, "fqn"), strlen(text_of(p, "fqn")));
-	if (text_of(p, "file")[0])
-		(void)err_at_file(e, text_of(p, "file"), json_is_integer(offset) ? json_integer_value(offset) : -1);
-	return err_expected(e, text_of(p, "expected"), text_of(p, "actual"));
+	if (jval_text(p, "fqn")[0])
+		(void)err_at_fqn(e, jval_text(p, "fqn"), strlen(jval_text(p, "fqn")));
+	if (jval_text(p, "file")[0])
+		(void)err_at_file(e, jval_text(p, "file"), json_is_integer(offset) ? json_integer_value(offset) : -1);
+	return err_expected(e, jval_text(p, "expected"), jval_text(p, "actual"));
 }
 
 static FALLIBLE enum err prepare(struct client *c, const char *method, const char *path, struct curl_slist **heads)

@@ -324,3 +324,20 @@ FALLIBLE enum err jval_opt_texts(const struct jval *object, const char *key, siz
 	}
 	return OK;
 }
+
+const char *jval_text(const json_t *object, const char *key)
+{
+	return json_string_value(json_object_get(object, key)) ?: "";
+}
+
+struct str jval_str(const json_t *object, const char *key)
+{
+	const json_t *text = json_object_get(object, key);
+
+	return json_is_string(text) ? (struct str){ json_string_value(text), json_string_length(text) } : STR("");
+}
+
+json_int_t jval_int(const json_t *object, const char *key)
+{
+	return json_integer_value(json_object_get(object, key));
+}

@@ -4,7 +4,7 @@
  *
  *     struct jval root = JVAL_ROOT(doc), target = jval_get(&root, "target");
  *     TRY(jval_only(&target, (const char *const[]){ "storage", "name", NULL }));
- *     TRY(jval_text(&target, "name", &name));                      ERR_VALIDATION_FAILED, pointer /target/name
+ *     TRY(jval_must_text(&target, "name", &name));                 ERR_VALIDATION_FAILED, pointer /target/name
  *
  * null is a value of the wrong type, as is a number with a fraction where an integer is asked for. */
 #pragma once
@@ -53,3 +53,8 @@ FALLIBLE enum err jval_opt_word(const struct jval *object, const char *key, cons
 /* A list of strings, each of 1 to bytes_max bytes: the array is in `a`, the bytes stay the document's. Absent: none. */
 FALLIBLE enum err jval_opt_texts(const struct jval *object, const char *key, size_t count_max, size_t bytes_max, struct arena *a,
 				 struct strs *out);
+
+/* Members of a record of dcpd's own. One that is absent, or of another type, is "" or 0. */
+const char *jval_text(const json_t *object, const char *key);
+struct str jval_str(const json_t *object, const char *key);
+json_int_t jval_int(const json_t *object, const char *key);

@@ -18,19 +18,6 @@ struct inspection {
 	uint64_t files;
 };
 
-/* An open file from a byte on, as the parsers ask for it. */
-struct stored {
-	struct store_at file;
-	uint64_t offset;
-};
-
-static enum err read_stored(void *user, uint64_t offset, void *into, size_t n)
-{
-	const struct stored *s = user;
-
-	return store_read(s->file, into, n, s->offset + offset, "");
-}
-
 /* Lists a file that cannot be read for its contents; a fault of the storage fails the job instead. */
 static FALLIBLE enum err noted(struct inspection *t, const struct inspect_file *f, enum err e)
 {
@@ -48,8 +35,8 @@ static FALLIBLE enum err one_file(struct inspection *t, struct store_at folder, 
 	t->files++;
 	TRY(err_at_file(store_open_file(folder, name, STORE_READ, &file), path, -1));
 	TRY(err_at_file(store_stat(file, "", &st), path, -1));
-	struct stored s = { .file = file };
-	return err_at_file(inspect_file(&t->in, &f, &(struct item_source){ read_stored, &s, (uint64_t)st.st_size }), path, -1);
+	struct store_span s = { .file = file };
+	return err_at_file(inspect_file(&t->in, &f, &(struct item_source){ store_read_span, &s, (uint64_t)st.st_size }), path, -1);
 }
 
 /* ------------------------------------------------------------------------------------------------------- folders */
@@ -130,8 +117,8 @@ static FALLIBLE enum err one_item(struct inspection *t, const struct input *sour
 	const struct sd_file *f = &source->sd->files[loc.file];
 	struct sd_origin origin = sd_origin_of(source->sd, loc);
 	struct inspect_file named = { .name = source->sd->files[origin.file].name, .fqn = fqn, .offset = origin.offset };
-	struct stored s = { .offset = loc.offset };
-	struct item_source src = { read_stored, &s, loc.length };
+	struct store_span s = { .offset = loc.offset };
+	struct item_source src = { store_read_span, &s, loc.length };
 
 	TRY(job_tick(t->job));
 	if (loc.length == 0)

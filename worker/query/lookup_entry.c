@@ -24,13 +24,6 @@ static struct str keep(struct room *r, struct str s)
 	return (struct str){ p, s.n };
 }
 
-static struct str text_of(const json_t *doc, const char *key)
-{
-	const json_t *text = json_object_get(doc, key);
-
-	return json_is_string(text) ? (struct str){ json_string_value(text), json_string_length(text) } : STR("");
-}
-
 static void take_metrics(struct checkpoint_metric *to, json_t *metrics, uint32_t *count)
 {
 	const char *key;
@@ -53,17 +46,17 @@ static void take_labels(struct checkpoint_label *to, json_t *labels, uint32_t *c
 
 static struct str take_time(const json_t *doc, int64_t *at_ms)
 {
-	struct str text = text_of(doc, "durable_at");
+	struct str text = jval_str(doc, "durable_at");
 
 	if (text.n && clock_of_text(text.p, at_ms))
 		return text;
-	text = text_of(doc, "modified_at");
+	text = jval_str(doc, "modified_at");
 	return text.n && clock_of_text(text.p, at_ms) ? text : STR("");
 }
 
 static struct str noted_of(const json_t *doc)
 {
-	return text_of(json_object_get(doc, "verified"), "state");
+	return jval_str(json_object_get(doc, "verified"), "state");
 }
 
 /* With a zero behind each. */
@@ -120,8 +113,8 @@ static FALLIBLE enum err make(const char *path, const json_t *doc, struct lookup
 
 	NEED((metrics || !json_object_size(of_metrics)) && (labels || !json_object_size(of_labels)),
 	     "no memory for what is known of checkpoints");
-	e->facts = (struct checkpoint_facts){ .name = str_of(path), .format = text_of(doc, "format"), .verified = "",
-					      .digest = text_of(doc, "content_digest"), .metrics = metrics, .labels = labels,
+	e->facts = (struct checkpoint_facts){ .name = str_of(path), .format = jval_str(doc, "format"), .verified = "",
+					      .digest = jval_str(doc, "content_digest"), .metrics = metrics, .labels = labels,
 					      .bytes = (uint64_t)json_integer_value(json_object_get(doc, "bytes")),
 					      .world_size = (uint64_t)json_integer_value(world),
 					      .is_held = json_is_object(json_object_get(doc, "hold")),
@@ -130,7 +123,7 @@ static FALLIBLE enum err make(const char *path, const json_t *doc, struct lookup
 	take_metrics(metrics, of_metrics, &e->facts.metric_count);
 	take_labels(labels, of_labels, &e->facts.label_count);
 	e->time = take_time(doc, &e->facts.at_ms);
-	e->etag = text_of(doc, "etag");
+	e->etag = jval_str(doc, "etag");
 	e->noted = noted_of(doc);
 	return lookup_entry_pack(e, out);
 }

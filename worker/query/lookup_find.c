@@ -505,13 +505,6 @@ static FALLIBLE enum err put_run(struct finding *f, const struct lookup_dir *d)
 
 /* ---- questions ---- */
 
-static struct str text_in(const json_t *q, const char *key)
-{
-	const char *text = json_string_value(json_object_get(q, key));
-
-	return str_of(text ? text : "");
-}
-
 static void finding_free(struct finding *f)
 {
 	json_decref(f->aliases);
@@ -557,20 +550,20 @@ static FALLIBLE enum err runs(struct finding *f, struct worker *w, const json_t 
 		return OK;
 	TRY(lookup_scan(&f->look, top, STR(""), &more));
 	if (!more)
-		return put_runs(f, text_in(q, "after"));
+		return put_runs(f, jval_str(q, "after"));
 	put_more(f);
 	return OK;
 }
 
 static FALLIBLE enum err read_question(struct finding *f, const json_t *q)
 {
-	struct str after = text_in(q, "after");
+	struct str after = jval_str(q, "after");
 
 	f->run = json_string_value(json_object_get(q, "run"));
-	f->runs = json_object_get(q, "runs") ? text_in(q, "runs") : (struct str){ 0 };
-	f->prefix = text_in(q, "prefix");
+	f->runs = json_object_get(q, "runs") ? jval_str(q, "runs") : (struct str){ 0 };
+	f->prefix = jval_str(q, "prefix");
 	f->is_brief = json_is_true(json_object_get(q, "brief"));
-	TRY(checkpoint_query_read(text_in(q, "filter"), text_in(q, "sort"), &f->query));
+	TRY(checkpoint_query_read(jval_str(q, "filter"), jval_str(q, "sort"), &f->query));
 	f->has_after = after.n > 0;
 	if (f->has_after)
 		TRY(checkpoint_query_read_token(&f->query, after, &f->after));

@@ -159,18 +159,6 @@ static bool layout_of(const struct sdict *sd, const struct sd_chunk *c, uint64_t
 	return out->length == length;
 }
 
-struct stored {
-	struct store_at file;
-	uint64_t offset;
-};
-
-static enum err read_stored(void *user, uint64_t offset, void *into, size_t n)
-{
-	const struct stored *s = user;
-
-	return store_read(s->file, into, n, s->offset + offset, "");
-}
-
 /* Finds the payload of an item that no chunk names by the item's own head. False: it cannot be told. */
 static bool head_of(const struct build_copier *k, const char *file, const struct manifest_item *item, struct item_layout *out)
 {
@@ -178,8 +166,8 @@ static bool head_of(const struct build_copier *k, const char *file, const struct
 	struct item_tensor t;
 
 	enum err e = store_open_file(k->how.source->dir, file, STORE_READ, &at);
-	struct stored stored = { at, item->offset };
-	struct item_source src = { read_stored, &stored, item->length };
+	struct store_span stored = { at, item->offset };
+	struct item_source src = { store_read_span, &stored, item->length };
 	e = e ?: item_read_tensor(&src, &t);
 	if (e)
 		err_clear();

@@ -2,20 +2,14 @@
 #include "spec/retention_record.h"
 
 #include "base/clock.h"
+#include "base/jval.h"
 #include "base/map.h"
-
-static struct str text_in(const json_t *object, const char *key)
-{
-	const json_t *v = json_object_get(object, key);
-
-	return json_is_string(v) ? (struct str){ json_string_value(v), json_string_length(v) } : STR("");
-}
 
 static int64_t time_of(const json_t *record)
 {
 	int64_t ms;
 
-	return clock_of_text(text_in(record, "durable_at").p, &ms) || clock_of_text(text_in(record, "modified_at").p, &ms) ? ms : -1;
+	return clock_of_text(jval_str(record, "durable_at").p, &ms) || clock_of_text(jval_str(record, "modified_at").p, &ms) ? ms : -1;
 }
 
 static uint64_t size_in(const json_t *record, const char *key)
@@ -45,11 +39,11 @@ static FALLIBLE enum err read_base(const json_t *record, struct str storage, str
 	size_t i;
 
 	json_array_foreach(json_object_get(record, "parents"), i, one) {
-		struct str of = text_in(one, "storage");
-		if (out->base.n || !str_is(text_in(one, "role"), "base"))
+		struct str of = jval_str(one, "storage");
+		if (out->base.n || !str_is(jval_str(one, "role"), "base"))
 			continue;
 		TRY(arena_str(a, of.n ? of : storage, &out->base_storage));
-		TRY(arena_str(a, text_in(one, "name"), &out->base));
+		TRY(arena_str(a, jval_str(one, "name"), &out->base));
 	}
 	return OK;
 }
@@ -64,8 +58,8 @@ static FALLIBLE enum err read_shared(const json_t *record, struct arena *a, stru
 	if (out->shared > out->bytes)
 		out->shared = out->bytes;
 	json_array_foreach(json_object_get(record, "parents"), i, one)
-		if (out->shared && out->shared_with.n == 0 && str_is(text_in(one, "role"), "previous"))
-			TRY(arena_str(a, text_in(one, "job"), &out->shared_with));
+		if (out->shared && out->shared_with.n == 0 && str_is(jval_str(one, "role"), "previous"))
+			TRY(arena_str(a, jval_str(one, "job"), &out->shared_with));
 	out->bytes -= out->shared;
 	return OK;
 }
@@ -73,13 +67,13 @@ static FALLIBLE enum err read_shared(const json_t *record, struct arena *a, stru
 static unsigned facts_of(const json_t *record, bool *is_verified)
 {
 	const json_t *hold = json_object_get(record, "hold");
-	struct str state = text_in(json_object_get(record, "verified"), "state");
+	struct str state = jval_str(json_object_get(record, "verified"), "state");
 	unsigned facts = 0;
 
 	*is_verified = str_is(state, "verified");
 	if (json_is_object(hold)) /* without an owner: its notes cannot be read */
 		facts |= RETAIN_BIT(HELD) | (json_is_null(json_object_get(hold, "owner")) ? RETAIN_BIT(UNREADABLE) : 0);
-	if (str_is(state, "damaged") || text_in(record, "format").n == 0)
+	if (str_is(state, "damaged") || jval_str(record, "format").n == 0)
 		facts |= RETAIN_BIT(UNREADABLE);
 	return facts;
 }
@@ -88,22 +82,22 @@ FALLIBLE enum err retention_record_read(const json_t *record, struct str storage
 					struct str *etag_out)
 {
 	const json_t *metrics = json_object_get(record, "metrics");
-	struct str name = text_in(record, "name");
+	struct str name = jval_str(record, "name");
 
 	if (name.n == 0)
 		return ERR(VALIDATION_FAILED, "a record without a name");
 	*out = (struct retention_record){ .storage = storage, .durable_ms = time_of(record), .step = step_of(record, name),
 					  .bytes = size_in(record, "bytes"),
 					  .metrics = json_is_object(metrics) ? metrics : NULL,
-					  .is_delta = str_is(text_in(record, "format"), "delta") };
+					  .is_delta = str_is(jval_str(record, "format"), "delta") };
 	out->facts = facts_of(record, &out->is_verified);
 	TRY(arena_str(a, name, &out->name));
 	size_t at = out->name.n;
 	while (at > 0 && out->name.p[at - 1] != '/')
 		at--;
 	out->run = at > 0 ? (struct str){ out->name.p, at - 1 } : STR("-");
-	TRY(arena_str(a, text_in(json_object_get(record, "made_by"), "job"), &out->job));
-	TRY(arena_str(a, text_in(record, "etag"), etag_out));
+	TRY(arena_str(a, jval_str(json_object_get(record, "made_by"), "job"), &out->job));
+	TRY(arena_str(a, jval_str(record, "etag"), etag_out));
 	TRY(read_shared(record, a, out));
 	return read_base(record, storage, a, out);
 }

@@ -66,19 +66,6 @@ enum err checkpoint_manifest(struct store_at dir, const char *name, struct manif
 	return err_at_file(e, name, -1);
 }
 
-/* An item of an open file, as the parsers ask for it. */
-struct stored {
-	struct store_at file;
-	uint64_t offset;
-};
-
-static enum err read_stored(void *user, uint64_t offset, void *into, size_t n)
-{
-	const struct stored *s = user;
-
-	return store_read(s->file, into, n, s->offset + offset, "");
-}
-
 static FALLIBLE enum err raw_is_same(const struct manifest *m, const struct manifest_item *item, struct store_at file)
 {
 	CLEANUP(mem_free_ptr) void *bytes = item->length <= SAMPLE_MAX ? mem_alloc(item->length + 1) : NULL;
@@ -93,8 +80,8 @@ static FALLIBLE enum err raw_is_same(const struct manifest *m, const struct mani
 /* Is the item the one that was written? Of a payload's digest only the CRC32 in its archive is looked at. */
 static bool item_is_same(const struct manifest *m, const struct manifest_item *item, struct store_at file)
 {
-	struct stored at = { file, item->offset };
-	struct item_source src = { read_stored, &at, item->length };
+	struct store_span at = { file, item->offset };
+	struct item_source src = { store_read_span, &at, item->length };
 	struct item_tensor t;
 
 	enum err e = item->raw ? raw_is_same(m, item, file) : item_read_tensor(&src, &t);

@@ -46,3 +46,10 @@ enum err stores_find(const struct stores *stores, const char *name, const struct
 	}
 	return ERR(NOT_FOUND, "this worker has no storage '%s'", name);
 }
+
+enum err store_read_span(void *user, uint64_t offset, void *into, size_t n)
+{
+	const struct store_span *s = user;
+
+	return store_read(s->file, into, n, s->offset + offset, "");
+}

@@ -230,6 +230,13 @@ FALLIBLE static inline enum err store_read(struct store_at file, void *into, siz
 	return file.store->ops->read(file, into, n, offset, name);
 }
 
+/* An open file from a byte on, as parsers ask for it: `user` of store_read_span. */
+struct store_span {
+	struct store_at file;
+	uint64_t offset;
+};
+enum err store_read_span(void *user, uint64_t offset, void *into, size_t n);
+
 FALLIBLE static inline enum err store_get(struct store_at folder, const char *name, uint64_t max, void **bytes_out, uint64_t *n_out,
 					  struct stat *st_out)
 {
