@@ -395,7 +395,7 @@ void chains_wake(struct server *s, const char *job)
 			look_at_job(x);
 		if (!c->is_noted)
 			continue;
-		c->is_noted = false;
+		c->is_noted = journal_is_behind(s->journal); /* what was noted may not be there yet: another wake follows it */
 		pump(c);
 	}
 }

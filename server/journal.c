@@ -488,6 +488,11 @@ uint64_t journal_waiting(struct journal *j)
 	return n;
 }
 
+bool journal_is_behind(struct journal *j)
+{
+	return j->full || journal_waiting(j) > 0;
+}
+
 uint64_t journal_id(const struct journal *j)
 {
 	return j->id;

@@ -37,6 +37,7 @@ void journal_close(struct journal *j);      /* commits what waits; callbacks tha
 void journal_sync(struct journal *j);       /* waits until all handed over is on disk; for tests and for the end */
 uint64_t journal_commits(const struct journal *j);   /* SQLite commits so far: group commit is visible here */
 uint64_t journal_waiting(struct journal *j);         /* without those that are held */
+bool journal_is_behind(struct journal *j);           /* changes that were handed over may not be on disk yet */
 uint64_t journal_id(const struct journal *j);        /* random, made with the file: whose segments are whose */
 uint64_t journal_digest(struct str body);            /* of a request's body; stable over builds */
 int64_t journal_service_ms(const struct journal *j); /* service time when it was last written */

@@ -297,7 +297,7 @@ void webhooks_wake(struct server *s)
 	followers_each(struct webhook, h, s->followers[JOURNAL_WEBHOOK]) {
 		if (!h->is_noted)
 			continue;
-		h->is_noted = false;
+		h->is_noted = journal_is_behind(s->journal); /* what was noted may not be there yet: another wake follows it */
 		count_dropped(h);
 		pump(h);
 	}
