@@ -510,7 +510,7 @@ int64_t journal_cluster(const struct journal *j)
 
 void journal_put_cluster(struct journal_txn *t, int64_t cluster)
 {
-	put_int(add(t, PUT_CLUSTER), cluster);
+	journal_change(t, PUT_CLUSTER, "i", cluster);
 }
 
 int64_t journal_wall_ms(const struct journal *j)
