@@ -496,13 +496,6 @@ FALLIBLE enum err h_checkpoint_delete(struct req *r)
 
 /* ---- lineage ---- */
 
-static void on_lineage(void *user, enum err e, struct buf *out)
-{
-	struct req *r = user;
-
-	req_done(r, e ? e : req_json(r, 200, out));
-}
-
 static void on_lineage_name(void *user, enum err e, const char *name)
 {
 	struct req *r = user;
@@ -510,21 +503,19 @@ static void on_lineage_name(void *user, enum err e, const char *name)
 	if (e)
 		req_done(r, e);
 	else
-		lineage_find(r->core, r->parts[2].p, name, on_lineage, r);
+		lineage_find(r->core, r->parts[2].p, name, h_pass_text, r);
 }
 
 FALLIBLE enum err h_checkpoint_lineage(struct req *r)
 {
 	struct storage *st;
 
-	TRY(ref_check_storage(r->parts[2]));
-	TRY(ref_check_meant(r->parts[3]));
-	TRY(storage_find(r->core->storages, r->parts[2], &st));
+	TRY(h_storage(r, ref_check_meant, &st));
 	req_hold(r);
 	if (catalogue_is_alias(r->parts[3].p))
 		catalogue_resolve(r->core, st->name, r->parts[3].p, on_lineage_name, r);
 	else
-		lineage_find(r->core, st->name, r->parts[3].p, on_lineage, r);
+		lineage_find(r->core, st->name, r->parts[3].p, h_pass_text, r);
 	return OK;
 }
 

@@ -79,6 +79,36 @@ FALLIBLE enum err h_submit(struct req *r, const json_t *doc, enum job_kind kind)
 	return OK;
 }
 
+FALLIBLE enum err h_storage(struct req *r, enum err (*check)(struct str name), struct storage **out)
+{
+	TRY(ref_check_storage(r->parts[2]));
+	if (check)
+		TRY(check(r->parts[3]));
+	return storage_find(r->core->storages, r->parts[2], out);
+}
+
+FALLIBLE enum err h_check_run(struct str name)
+{
+	return str_is(name, "-") ? OK : ref_check_name(name);
+}
+
+FALLIBLE enum err h_no_body(const struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body);
+
+	return r->body ? jval_only(&root, (const char *const[]){ NULL }) : OK;
+}
+
+void h_pass_nothing(void *user, enum err e)
+{
+	req_done(user, e ? e : req_empty(user, 204));
+}
+
+void h_pass_text(void *user, enum err e, struct buf *out)
+{
+	req_done(user, e ? e : req_json(user, 200, out));
+}
+
 void h_pass_on(void *user, enum err e, const json_t *ok, int *)
 {
 	req_done(user, e ? e : req_json_doc(user, 200, ok));
@@ -114,9 +144,7 @@ FALLIBLE enum err h_question(struct req *r, const char *op, json_t **out)
 	struct storage *st;
 
 	NEED(q, "cannot ask");
-	TRY(ref_check_storage(r->parts[2]));
-	TRY(ref_check_meant(r->parts[3]));
-	TRY(storage_find(r->core->storages, r->parts[2], &st));
+	TRY(h_storage(r, ref_check_meant, &st));
 	TRY(h_set_text(q, "storage", r->parts[2]));
 	TRY(h_set_text(q, "name", r->parts[3]));
 	*out = move(q);

@@ -23,7 +23,13 @@ FALLIBLE enum err h_page_query(struct req *r, struct h_page *out);            /*
 FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out);
 /* Makes a job of a checked document and answers 202. */
 FALLIBLE enum err h_submit(struct req *r, const json_t *doc, enum job_kind kind);
-/* A look-up's answer, as it is, is the request's. */
+/* The storage that the path names first. check: of the name behind it, such as ref_check_name; NULL: none. */
+FALLIBLE enum err h_storage(struct req *r, enum err (*check)(struct str name), struct storage **out);
+FALLIBLE enum err h_check_run(struct str name);               /* a run's name, or "-" */
+FALLIBLE enum err h_no_body(const struct req *r);             /* of an action where nothing can be set: no body, or {} */
+/* Ends of requests: 204; the text, as JSON; a look-up's answer, as it is. */
+void h_pass_nothing(void *user, enum err e);
+void h_pass_text(void *user, enum err e, struct buf *out);
 void h_pass_on(void *user, enum err e, const json_t *ok, int *fd);
 /* The "bytes" of the memfd that came with it are. Takes the fd. etag: see req_fd(). */
 FALLIBLE enum err h_pass_fd(struct req *r, const char *content_type, const json_t *ok, int *fd, const char *etag);

@@ -56,17 +56,12 @@ FALLIBLE enum err h_follower_put(struct req *r)
 	return OK;
 }
 
-static void on_gone(void *user, enum err e)
-{
-	req_done(user, e ? e : req_empty(user, 204));
-}
-
 FALLIBLE enum err h_follower_delete(struct req *r)
 {
 	struct principal who = req_principal(r);
 
 	req_hold(r);
-	follower_remove(all_of(r), &who, r->parts[2], on_gone, r);
+	follower_remove(all_of(r), &who, r->parts[2], h_pass_nothing, r);
 	return OK;
 }
 

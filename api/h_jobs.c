@@ -140,19 +140,11 @@ static void on_changed(void *user, enum err e)
 	req_done(user, e ? e : answer_job(user, 202));
 }
 
-/* Actions take an empty body or {}: nothing can be set. */
-static FALLIBLE enum err check_action(struct req *r)
-{
-	struct jval root = JVAL_ROOT(r->body);
-
-	return r->body ? jval_only(&root, (const char *const[]){ NULL }) : OK;
-}
-
 FALLIBLE enum err h_job_cancel(struct req *r)
 {
 	struct principal who = req_principal(r);
 
-	TRY(check_action(r));
+	TRY(h_no_body(r));
 	req_hold(r);
 	job_cancel(r->core, &who, r->parts[2], on_changed, r);
 	return OK;
@@ -163,7 +155,7 @@ FALLIBLE enum err h_job_retry(struct req *r)
 	struct principal who = req_principal(r);
 	enum job_kind kind;
 
-	TRY(check_action(r));
+	TRY(h_no_body(r));
 	TRY(job_kind_of(r->core, r->parts[2], &kind));
 	if (kind == JOB_DELETE) { /* as its first attempt */
 		TRY(auth_scope(r, SCOPE_ADMIN));

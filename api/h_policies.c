@@ -3,16 +3,11 @@
 #include "api/handlers.h"
 #include "server/policy.h"
 
-static void on_previewed(void *user, enum err e, struct buf *out)
-{
-	req_done(user, e ? e : req_json(user, 200, out));
-}
-
 FALLIBLE enum err h_policy_preview(struct req *r)
 {
 	const struct principal who = req_principal(r);
 
 	req_hold(r);
-	policy_preview(r->core, &who, r->parts[2], json_object_size(r->body) ? r->body : NULL, on_previewed, r);
+	policy_preview(r->core, &who, r->parts[2], json_object_size(r->body) ? r->body : NULL, h_pass_text, r);
 	return OK;
 }

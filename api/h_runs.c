@@ -80,13 +80,10 @@ FALLIBLE enum err h_run_get(struct req *r)
 	TRY(h_page_query(r, &page));
 	TRY(req_query(r, "filter", &wish.filter, &there));
 	TRY(req_query(r, "sort", &wish.sort, &there));
-	TRY(ref_check_storage(r->parts[2]));
-	if (!str_is(r->parts[3], "-"))
-		TRY(ref_check_name(r->parts[3]));
+	TRY(h_storage(r, h_check_run, &st));
 	wish.size = page.size;
 	wish.after = page.token;
 	TRY(catalogue_check(&wish));
-	TRY(storage_find(r->core->storages, r->parts[2], &st));
 	req_hold(r);
 	catalogue_run(r->core, st->name, &wish, on_run, r);
 	return OK;
@@ -116,11 +113,8 @@ static FALLIBLE enum err ask_move(struct req *r, json_t *name, const struct jval
 	struct storage *st;
 	struct str text;
 
-	TRY(ref_check_storage(r->parts[2]));
-	if (!str_is(r->parts[3], "-"))
-		TRY(ref_check_name(r->parts[3]));
+	TRY(h_storage(r, h_check_run, &st));
 	TRY(ref_check_alias(r->parts[5]));
-	TRY(storage_find(r->core->storages, r->parts[2], &st));
 	if (condition->j && !json_is_null(condition->j))
 		TRY(jval_string(condition, &text));
 	q = json_pack("{s:s, s:s, s:s, s:s, s:O, s:I, s:b}", "op", "aliases", "storage", st->name, "run", r->parts[3].p, "alias",
@@ -194,13 +188,6 @@ static FALLIBLE enum err check_layout(const struct jval *layout, int64_t *world)
 	return e;
 }
 
-static void on_resume(void *user, enum err e, struct buf *out)
-{
-	struct req *r = user;
-
-	req_done(r, e ? e : req_json(r, 200, out));
-}
-
 /* doc: {"world_size","layout","attempts_max","optimizer","unwanted"}, all optional. */
 static FALLIBLE enum err find_resume(struct req *r, json_t *doc, bool is_attempt)
 {
@@ -210,22 +197,19 @@ static FALLIBLE enum err find_resume(struct req *r, json_t *doc, bool is_attempt
 	size_t optimizer = 0;
 	struct storage *st;
 
-	TRY(ref_check_storage(r->parts[2]));
-	if (!str_is(r->parts[3], "-"))
-		TRY(ref_check_name(r->parts[3]));
+	TRY(h_storage(r, h_check_run, &st));
 	TRY(jval_only(&root, (const char *const[]){ "world_size", "layout", "attempts_max", "optimizer", "unwanted", NULL }));
 	TRY(jval_opt_integer(&root, "world_size", 1, LAYOUT_WORLD_MAX, &wish.world_size));
 	TRY(jval_opt_integer(&root, "attempts_max", 0, RESUME_ATTEMPTS_MAX, &wish.attempts_max));
 	TRY(jval_opt_word(&root, "optimizer", optimizers, &optimizer));
 	TRY(check_layout(&layout, &wish.world_size));
 	TRY(check_unwanted(&unwanted));
-	TRY(storage_find(r->core->storages, r->parts[2], &st));
 	wish.storage = st->name;
 	wish.layout = layout.j;
 	wish.unwanted = unwanted.j;
 	wish.any_optimizer = optimizer == 1;
 	req_hold(r);
-	resume_find(r->core, &wish, on_resume, r);
+	resume_find(r->core, &wish, h_pass_text, r);
 	return OK;
 }
 

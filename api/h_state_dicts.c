@@ -98,17 +98,12 @@ FALLIBLE enum err h_sdict_get(struct req *r)
 	return take(r, state_dict_put(r->core->state_dicts, &who, r->parts[2], &b), &b);
 }
 
-static void on_nothing(void *user, enum err e)
-{
-	req_done(user, e ? e : req_empty(user, 204));
-}
-
 FALLIBLE enum err h_sdict_delete(struct req *r)
 {
 	struct principal who = req_principal(r);
 
 	req_hold(r);
-	state_dict_delete(r->core->state_dicts, &who, r->parts[2], on_nothing, r);
+	state_dict_delete(r->core->state_dicts, &who, r->parts[2], h_pass_nothing, r);
 	return OK;
 }
 
@@ -251,7 +246,7 @@ FALLIBLE enum err h_rank_release(struct req *r)
 	if (reason_at.j && (!reason.n || reason.n > REASON_MAX))
 		return jval_fail(&reason_at, ERR_VALIDATION_FAILED, "has 1 to %d bytes", REASON_MAX);
 	req_hold(r);
-	state_dict_release(r->core->state_dicts, &who, r->parts[2], rank, generation, reason.p, on_nothing, r);
+	state_dict_release(r->core->state_dicts, &who, r->parts[2], rank, generation, reason.p, h_pass_nothing, r);
 	return OK;
 }
 

@@ -32,8 +32,7 @@ FALLIBLE enum err h_trash_list(struct req *r)
 	TRY(req_query(r, "name", &name, &there));
 	if (there)
 		TRY(ref_check_name(name));
-	TRY(ref_check_storage(r->parts[2]));
-	TRY(storage_find(r->core->storages, r->parts[2], &st));
+	TRY(h_storage(r, NULL, &st));
 	json_t *q = json_pack("{s:s, s:s, s:s*}", "op", "trash", "storage", st->name, "name", there ? name.p : NULL);
 	NEED(q, "cannot ask");
 	req_hold(r);
@@ -77,9 +76,7 @@ FALLIBLE enum err h_checkpoint_undelete(struct req *r)
 		TRY(jval_only(&root, (const char *const[]){ "id", NULL }));
 	if (id.j)
 		TRY(jval_string(&id, &text));
-	TRY(ref_check_storage(r->parts[2]));
-	TRY(ref_check_name(r->parts[3]));
-	TRY(storage_find(r->core->storages, r->parts[2], &st));
+	TRY(h_storage(r, ref_check_name, &st));
 	json_t *q = json_pack("{s:s, s:s, s:s%, s:O*, s:I, s:b}", "op", "trash", "storage", st->name, "restore", r->parts[3].p,
 			      r->parts[3].n, "id", id.j, "uid", (json_int_t)who.uid, "admin", who.admin);
 	NEED(q, "cannot ask");

@@ -6,14 +6,6 @@
 
 enum { ANSWER_MAX = 64 << 10 };
 
-/* Actions take an empty body or {}: nothing can be set. */
-static FALLIBLE enum err check_action(struct req *r)
-{
-	struct jval root = JVAL_ROOT(r->body);
-
-	return r->body ? jval_only(&root, (const char *const[]){ NULL }) : OK;
-}
-
 static FALLIBLE enum err answer_delivery(struct req *r, const char *id)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(ANSWER_MAX);
@@ -34,7 +26,7 @@ FALLIBLE enum err h_webhook_retry(struct req *r)
 {
 	struct principal who = req_principal(r);
 
-	TRY(check_action(r));
+	TRY(h_no_body(r));
 	req_hold(r);
 	webhook_retry(r->core, &who, r->parts[2], r->parts[4], on_due, r);
 	return OK;
@@ -44,7 +36,7 @@ FALLIBLE enum err h_webhook_test(struct req *r)
 {
 	struct principal who = req_principal(r);
 
-	TRY(check_action(r));
+	TRY(h_no_body(r));
 	req_hold(r);
 	webhook_test(r->core, &who, r->parts[2], on_due, r);
 	return OK;

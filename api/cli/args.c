@@ -320,3 +320,11 @@ FALLIBLE enum err args_duration(const char *text, int64_t *ms_out)
 		}
 	return ERR(INVALID_REQUEST, "\"%.50s\" is no duration, such as 90s, 500ms or 5m", text);
 }
+
+FALLIBLE enum err args_file(const char *option, const char *path, json_t **out)
+{
+	json_error_t why;
+
+	*out = json_load_file(path, JSON_REJECT_DUPLICATES, &why);
+	return *out ? OK : ERR(INVALID_REQUEST, "--%s %s: line %d: %s", option, path, why.line, why.text);
+}

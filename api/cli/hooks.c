@@ -103,14 +103,6 @@ int hooks_webhooks(const struct command *, struct client *c, const struct args *
 
 /* ---- chains ---- */
 
-static FALLIBLE enum err read_file(const char *name, json_t **out)
-{
-	json_error_t why;
-
-	*out = json_load_file(name, JSON_REJECT_DUPLICATES, &why);
-	return *out ? OK : ERR(INVALID_REQUEST, "--file %s: line %d: %s", name, why.line, why.text);
-}
-
 static const char *const execution_columns[] = { "EXECUTION=id", "STATE=state", "CHECKPOINT=checkpoint:ref", "STEP=step",
 						 "CREATED=created_at", "FINISHED=finished_at", "ERROR=error.code", NULL };
 
@@ -147,7 +139,7 @@ int hooks_chain(const struct command *, struct client *c, const struct args *a)
 	enum err e = put_path(&path, "chains", a->words[0], args_flag(a, "executions") ? "/executions" : "");
 
 	if (!e && file)
-		e = read_file(file, &body);
+		e = args_file("file", file, &body);
 	if (e)
 		return follow_failed(c, e);
 	if (args_flag(a, "rm"))

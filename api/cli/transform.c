@@ -6,14 +6,6 @@
 #include "api/cli/request.h"
 #include "base/str.h"
 
-static FALLIBLE enum err read_file(const char *path, json_t **out)
-{
-	json_error_t why;
-
-	*out = json_load_file(path, JSON_REJECT_DUPLICATES, &why);
-	return *out ? OK : ERR(INVALID_REQUEST, "--transform %s: line %d: %s", path, why.line, why.text);
-}
-
 static FALLIBLE enum err ask(struct client *c, const char *name, json_t **out)
 {
 	CLEANUP(buf_free) struct buf path = BUF_INIT(8192);
@@ -30,7 +22,7 @@ static FALLIBLE enum err add_rules(struct client *c, const char *text, json_t *l
 {
 	CLEANUP(jval_drop) json_t *set = NULL;
 
-	TRY(strchr(text, '/') || str_ends(str_of(text), ".json") ? read_file(text, &set) : ask(c, text, &set));
+	TRY(strchr(text, '/') || str_ends(str_of(text), ".json") ? args_file("transform", text, &set) : ask(c, text, &set));
 	json_t *rules = json_is_object(set) ? json_object_get(set, "transform") : set;
 	if (!json_is_array(rules))
 		return ERR(INVALID_REQUEST, "--transform %s: is neither a list of rules nor an object with one in \"transform\"", text);

@@ -9,6 +9,7 @@ int64_t clock_wall_ms(void);                 /* since 1970 */
 int64_t clock_mono_ms(void);
 int64_t clock_mono_ns(void);
 int64_t clock_read_ns(clockid_t which);
+static inline bool clock_same(struct timespec a, struct timespec b) { return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec; }
 struct timespec clock_mono_in(int64_t ms);   /* the monotonic clock's time in `ms`, for pthread's timed waits */
 /* "2026-11-21T09:36:08.120Z"; out holds at least CLOCK_TEXT_MAX bytes. Returns out. */
 enum { CLOCK_TEXT_MAX = 32 };

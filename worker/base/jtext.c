@@ -216,3 +216,20 @@ char *jtext_of(const json_t *doc)
 	}
 	return (char *)b.p;
 }
+
+json_t *jtext_value(struct str s)
+{
+	return json_stringn(s.p ? s.p : "", s.p ? s.n : 0) ?: json_string("?");
+}
+
+json_t *jtext_numbers(const int64_t *v, uint32_t n)
+{
+	json_t *list = json_array();
+
+	for (uint32_t i = 0; i < n; i++)
+		if (json_array_append_new(list, json_integer(v[i])) != 0) {
+			json_decref(list);
+			return NULL;
+		}
+	return list;
+}

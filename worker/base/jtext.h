@@ -11,6 +11,9 @@
 #include "base/str.h"
 
 void jtext_init(void);                 /* gives jansson its allocator; before the first document */
+/* Values: a text, "?" if it is not UTF-8; a list of numbers. NULL: no memory. */
+json_t *jtext_value(struct str s);
+json_t *jtext_numbers(const int64_t *v, uint32_t n);
 char *jtext_of(const json_t *doc);     /* compact, any value; for mem_free; NULL: no document, or no memory */
 /* Appends the same text. All JSON that is written of documents is written here: a number has as few digits as read back the same. */
 void jtext_put(struct buf *b, const json_t *doc);

@@ -152,3 +152,10 @@ void mem_free_ptr(void *p_to_pointer)
 	memcpy(&p, p_to_pointer, sizeof p);
 	mem_free(p);
 }
+
+bool mem_is_zero(const void *p, size_t n)
+{
+	const unsigned char *bytes = p;
+
+	return n == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, n - 1) == 0);
+}

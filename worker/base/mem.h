@@ -25,4 +25,5 @@ bool mem_is_short(void);                       /* a quarter of the reserve is in
 /* Gives the heap's free pages back to the system if there are more than `keep` bytes. glibc keeps large blocks for reuse, and a worker's
  * next job may want others. */
 void mem_trim(size_t keep);
+bool mem_is_zero(const void *p, size_t n);       /* all n bytes are 0 */
 void mem_free_ptr(void *p_to_pointer);         /* for CLEANUP(mem_free_ptr) */

@@ -49,6 +49,12 @@ static inline int num_order_rows(const int64_t *a, const int64_t *b, uint32_t n)
 	return i < n ? num_order(a[i], b[i]) : 0;
 }
 
+/* For qsort and bsearch of uint32_t. */
+static inline int num_cmp_u32(const void *a, const void *b)
+{
+	return num_order(*(const uint32_t *)a, *(const uint32_t *)b);
+}
+
 static inline uint64_t num_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t num_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static inline uint64_t num_div_up(uint64_t a, uint64_t b) { return a / b + (a % b != 0); }

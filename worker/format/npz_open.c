@@ -106,13 +106,6 @@ static FALLIBLE enum err read_member(struct opening *o, const struct zip_record 
 	return OK;
 }
 
-static int by_offset(const void *a, const void *b)
-{
-	const struct sd_record *x = a, *y = b;
-
-	return x->offset < y->offset ? -1 : x->offset > y->offset;
-}
-
 static FALLIBLE enum err read_members(struct opening *o)
 {
 	const char *name = o->sd->files[o->file].name.p;
@@ -127,7 +120,7 @@ static FALLIBLE enum err read_members(struct opening *o)
 		TRY(err_at_fqn(err_at_file(e, name, (int64_t)r->header_off), fqn.p, fqn.n));
 	}
 	if (o->record_count)
-		qsort(o->records, o->record_count, sizeof *o->records, by_offset);
+		qsort(o->records, o->record_count, sizeof *o->records, sd_record_order);
 	o->sd->records = o->records;
 	o->sd->record_count = o->record_count;
 	return OK;

@@ -547,13 +547,6 @@ static FALLIBLE enum err add_chunk(const struct torch_file *f, const struct torc
 	return sdict_copy_path(sd, leaf->path, &sd->tensors[index].path);
 }
 
-static int by_offset(const void *a, const void *b)
-{
-	const struct sd_record *x = a, *y = b;
-
-	return x->offset < y->offset ? -1 : x->offset > y->offset;
-}
-
 enum err torch_file_add_records(const struct torch_file *f, struct sdict *sd, uint32_t file)
 {
 	uint64_t n = sd->record_count, need = n + f->storages.n, cap;
@@ -572,7 +565,7 @@ enum err torch_file_add_records(const struct torch_file *f, struct sdict *sd, ui
 			all[n++] = (struct sd_record){ file, s->crc32, s->offset, s->says.bytes };
 	}
 	if (n > sd->record_count)
-		qsort(all + sd->record_count, n - sd->record_count, sizeof *all, by_offset);
+		qsort(all + sd->record_count, n - sd->record_count, sizeof *all, sd_record_order);
 	sd->record_count = n;
 	return OK;
 }

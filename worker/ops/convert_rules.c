@@ -1,6 +1,7 @@
 /* convert_rules.c: see convert_rules.h. */
 #include "ops/convert_rules.h"
 
+#include "base/jtext.h"
 #include "base/num.h"
 
 enum { ROWS_MAX = 10000, FROM_MAX = 16 };
@@ -160,20 +161,10 @@ static const struct sd_tensor *shown(const struct convert_rules *r, const struct
 	return &sd->tensors[sd->chunks[v->source - r->sources[k].first_chunk].tensor];
 }
 
-static json_t *text_of(struct str s)
-{
-	json_t *t = json_stringn(s.p, s.n);
-
-	return t ? t : json_string("?"); /* an FQN that is not UTF-8 */
-}
-
 static FALLIBLE enum err add_row(json_t *list, const struct sd_tensor *t, const char *dtype, json_t **row_out)
 {
-	json_t *shape = json_array();
-
-	for (uint32_t d = 0; d < t->ndim; d++)
-		json_array_append_new(shape, json_integer((json_int_t)t->shape[d]));
-	*row_out = json_pack("{s:o, s:o, s:s}", "fqn", text_of(t->fqn), "shape", shape, "dtype", dtype);
+	*row_out = json_pack("{s:o, s:o, s:s}", "fqn", jtext_value(t->fqn), "shape", jtext_numbers(t->shape, t->ndim),
+			     "dtype", dtype);
 	return *row_out && json_array_append_new(list, *row_out) == 0 ? OK : ERR(NO_MEMORY, "no memory for the plan");
 }
 
@@ -199,7 +190,7 @@ static FALLIBLE enum err add_from(const struct convert_rules *r, const struct sd
 			continue;
 		count++;
 		if (json_array_size(from) < FROM_MAX)
-			json_array_append_new(from, text_of(s->fqn));
+			json_array_append_new(from, jtext_value(s->fqn));
 	}
 	return OK;
 }
@@ -237,7 +228,7 @@ enum err convert_rules_casts(const struct convert_rules *r, json_t **list)
 			continue;
 		if (!*list)
 			*list = json_array();
-		if (json_array_append_new(*list, json_pack("{s:o, s:s, s:s}", "fqn", text_of(t->fqn), "from",
+		if (json_array_append_new(*list, json_pack("{s:o, s:s, s:s}", "fqn", jtext_value(t->fqn), "from",
 							   dtype_name(shown(r, v, &k)->dtype), "to", dtype_name(t->dtype))) != 0)
 			return ERR(NO_MEMORY, "no memory for a report");
 	}

@@ -21,20 +21,10 @@ json_t *diff_put(struct diff *d, struct str fqn, const char *what, json_t *a, js
 		json_decref(b);
 		return NULL;
 	}
-	json_t *path = json_stringn(fqn.p, fqn.n);
-	json_t *entry = json_pack("{s:o, s:s, s:o, s:o}", "path", path ? path : json_string("?"), "what", what, "a",
-				  a ? a : json_null(), "b", b ? b : json_null());
+	json_t *entry = json_pack("{s:o, s:s, s:o, s:o}", "path", jtext_value(fqn), "what", what, "a", a ? a : json_null(), "b",
+				  b ? b : json_null());
 	json_array_append_new(d->list, entry);
 	return entry;
-}
-
-static json_t *shape_doc(const struct sd_tensor *t)
-{
-	json_t *list = json_array();
-
-	for (uint32_t i = 0; i < t->ndim; i++)
-		json_array_append_new(list, json_integer(t->shape[i]));
-	return list;
 }
 
 static struct manifest_range range_of(const struct input *from, const struct sdict *sd, struct sd_loc loc)
@@ -106,7 +96,7 @@ static FALLIBLE enum err compare_tensor(struct diff *d, const struct sd_tensor *
 		return compare_common(d, t, u);
 	if (u) {
 		d->tensors[CHANGE_SHAPE]++;
-		diff_put(d, t->fqn, "shape", shape_doc(t), shape_doc(u));
+		diff_put(d, t->fqn, "shape", jtext_numbers(t->shape, t->ndim), jtext_numbers(u->shape, u->ndim));
 	} else if (sdict_value(d->b.sd, t->fqn)) {
 		d->tensors[CHANGE_KIND]++;
 		diff_put(d, t->fqn, "kind", json_string("tensor"), json_string("value"));

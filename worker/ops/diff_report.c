@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/jtext.h"
 #include "base/num.h"
 #include "ops/diff_impl.h"
 
@@ -115,11 +116,9 @@ static json_t *mover_doc(const struct diff *d, uint64_t i)
 {
 	const struct sd_tensor *t = &d->common->tensors[i];
 	const struct compared *c = &d->compared[i];
-	json_t *fqn = json_stringn(t->fqn.p, t->fqn.n), *shape = json_array();
-	json_t *doc = json_pack("{s:o, s:s, s:o}", "path", fqn ? fqn : json_string("?"), "dtype", dtype_name(c->b->dtype), "shape", shape);
+	json_t *doc = json_pack("{s:o, s:s, s:o}", "path", jtext_value(t->fqn), "dtype", dtype_name(c->b->dtype), "shape",
+				jtext_numbers(t->shape, t->ndim));
 
-	for (uint32_t k = 0; k < t->ndim; k++)
-		json_array_append_new(shape, json_integer(t->shape[k]));
 	if (doc)
 		put_figures(doc, t, c);
 	return doc;

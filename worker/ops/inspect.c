@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "format/inspect.h"
+#include "base/jtext.h"
 #include "runner/input.h"
 #include "store/posix.h"
 
@@ -164,21 +165,14 @@ static FALLIBLE enum err items(struct inspection *t, struct input *source)
 
 /* ------------------------------------------------------------------------------------------------------- the report */
 
-static json_t *text_doc(struct str s)
-{
-	json_t *doc = json_stringn(s.n ? s.p : "", s.n);
-
-	return doc ? doc : json_string("?"); /* lone surrogates */
-}
-
 static void put_place(json_t *doc, const struct inspect_place *p)
 {
-	json_object_set_new(doc, "file", text_doc(p->file));
+	json_object_set_new(doc, "file", jtext_value(p->file));
 	json_object_set_new(doc, "offset", json_integer((json_int_t)p->offset));
 	if (p->record.n)
-		json_object_set_new(doc, "record", text_doc(p->record));
+		json_object_set_new(doc, "record", jtext_value(p->record));
 	if (p->fqn.n)
-		json_object_set_new(doc, "fqn", text_doc(p->fqn));
+		json_object_set_new(doc, "fqn", jtext_value(p->fqn));
 }
 
 static void put_globals(const struct inspect *in, bool runs, json_t *list)
@@ -186,8 +180,8 @@ static void put_globals(const struct inspect *in, bool runs, json_t *list)
 	each(g, in->globals.v, in->globals.n) {
 		if ((g->changed || !g->is_data) != runs)
 			continue;
-		json_t *doc = json_pack("{s:o, s:o, s:b, s:I, s:I}", "module", text_doc(g->module), "name", text_doc(g->name), "runs", runs,
-					"imports", (json_int_t)g->imports, "calls", (json_int_t)g->calls);
+		json_t *doc = json_pack("{s:o, s:o, s:b, s:I, s:I}", "module", jtext_value(g->module), "name", jtext_value(g->name), "runs",
+					runs, "imports", (json_int_t)g->imports, "calls", (json_int_t)g->calls);
 		if (g->changed)
 			json_object_set_new(doc, "changed", json_true());
 		put_place(doc, &g->first);
@@ -203,7 +197,7 @@ static void report(const struct inspection *t)
 	put_globals(in, true, globals);
 	put_globals(in, false, globals);
 	for (uint64_t i = 0; i < in->broken.n; i++) {
-		json_t *doc = json_pack("{s:o}", "detail", text_doc(in->broken.v[i].why));
+		json_t *doc = json_pack("{s:o}", "detail", jtext_value(in->broken.v[i].why));
 		put_place(doc, &in->broken.v[i].place);
 		json_array_append_new(broken, doc);
 	}

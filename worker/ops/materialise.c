@@ -3,6 +3,7 @@
  *
  * Every byte is compared with the manifest on its way, so that a damaged file is told and stays as it is. A job that breaks off has lost
  * nothing: what it had copied stands alone, and the next one goes on with the rest. Where blocks are shared is not asked: only root may. */
+#include "base/mem.h"
 #include "base/num.h"
 #include "format/torch_item.h"
 #include "session/job.h"
@@ -33,11 +34,6 @@ struct copy {
 
 /* ---------------------------------------------------------------------------------------------------------- one file */
 
-static bool is_zero(const unsigned char *p, uint64_t n)
-{
-	return n == 0 || (p[0] == 0 && memcmp(p, p + 1, n - 1) == 0);
-}
-
 /* Copies [begin, end). check: what the bytes are compared with; NULL: they are zeros. */
 static FALLIBLE enum err copy_range(struct copy *c, uint64_t begin, uint64_t end, struct manifest_check *check)
 {
@@ -52,7 +48,7 @@ static FALLIBLE enum err copy_range(struct copy *c, uint64_t begin, uint64_t end
 		TRY(store_read(c->from, piece, n, at, c->name));
 		if (check)
 			TRY(manifest_check_add(check, piece, n, at + n == end));
-		else if (!is_zero(piece, n))
+		else if (!mem_is_zero(piece, n))
 			return ERR(DIGEST_MISMATCH, "bytes between items are not zeros");
 		TRY(ops->write(c->to, piece, n, at, c->name));
 		at += n;

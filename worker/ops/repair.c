@@ -6,6 +6,7 @@
  * A restored byte has the digest or CRC32 that was recorded of it: nothing is guessed. So every file that is replaced is better than it
  * was, each is replaced in one step, and a repair that is killed in between has lost nothing: the next one goes on. Metadata that were
  * lost become visible only if everything that they tell of is whole: a checkpoint that can be seen is complete. */
+#include "base/jtext.h"
 #include "ops/repair_impl.h"
 
 
@@ -25,9 +26,7 @@ enum err repair_read(void *user, uint64_t offset, void *into, size_t n)
 
 static json_t *text_doc(struct str s)
 {
-	json_t *doc = s.p ? json_stringn(s.p, s.n) : json_null();
-
-	return doc ? doc : json_string("?"); /* no UTF-8 */
+	return s.p ? jtext_value(s) : json_null();
 }
 
 void repair_list(json_t *list, uint64_t *count, const struct checked_place *place, const char *key, const char *text)

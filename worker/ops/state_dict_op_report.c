@@ -1,15 +1,9 @@
 /* state_dict_op_report.c: see state_dict_op_report.h. */
 #include "ops/state_dict_op_report.h"
+#include "base/jtext.h"
 #include "runner/target.h"
 
 enum { NOTES_MAX = 10000 };
-
-static json_t *text(struct str s)
-{
-	json_t *t = json_stringn(s.p ? s.p : "", s.p ? s.n : 0);
-
-	return t ? t : json_string("?");   /* an FQN that is not UTF-8 */
-}
 
 static FALLIBLE enum err put_notes(json_t *result, const struct state_dict_op_plan *p)
 {
@@ -20,11 +14,11 @@ static FALLIBLE enum err put_notes(json_t *result, const struct state_dict_op_pl
 		json_object_set_new(result, names[i], json_array());
 	for (uint64_t i = 0; i < p->note_count && i < NOTES_MAX; i++) {
 		const struct state_dict_op_note *n = &p->notes[i];
-		json_t *one = json_pack("{s:o, s:I}", "path", text(n->path), "rank", (json_int_t)n->rank);
+		json_t *one = json_pack("{s:o, s:I}", "path", jtext_value(n->path), "rank", (json_int_t)n->rank);
 		if (n->from.p)
-			json_object_set_new(one, "from", text(n->from));
+			json_object_set_new(one, "from", jtext_value(n->from));
 		if (n->to.p)
-			json_object_set_new(one, "to", text(n->to));
+			json_object_set_new(one, "to", jtext_value(n->to));
 		if (json_array_append_new(json_object_get(result, names[n->what]), one) < 0)
 			return ERR(NO_MEMORY, "no memory for a report");
 	}
@@ -39,8 +33,8 @@ static FALLIBLE enum err put_differences(json_t *result, const struct state_dict
 	json_object_set_new(result, "difference_count", json_integer((json_int_t)p->difference_total));
 	json_object_set_new(result, "differences", list);
 	each(d, p->differences, p->difference_count) {
-		json_t *one = json_pack("{s:o, s:o, s:o, s:o, s:I}", "path", text(d->path), "what", text(d->what), "a",
-					d->a.p ? text(d->a) : json_null(), "b", d->b.p ? text(d->b) : json_null(), "rank",
+		json_t *one = json_pack("{s:o, s:o, s:o, s:o, s:I}", "path", jtext_value(d->path), "what", jtext_value(d->what), "a",
+					d->a.p ? jtext_value(d->a) : json_null(), "b", d->b.p ? jtext_value(d->b) : json_null(), "rank",
 					(json_int_t)d->rank);
 		if (json_array_append_new(list, one) < 0)
 			return ERR(NO_MEMORY, "no memory for a report");
@@ -109,8 +103,8 @@ static FALLIBLE enum err put_tensor(json_t *list, const struct run *run, const s
 	if (!count)
 		return OK;
 	const struct state_dict_op_place *p = &places->v[first];
-	json_t *one = json_pack("{s:o, s:s, s:n, s:n, s:I, s:I, s:o, s:o, s:o}", "path", text(p->fqn), "what", "values", "a", "b", "rank",
-				(json_int_t)p->rank, "count", (json_int_t)count, "max_abs", real_doc(max_abs), "max_rel",
+	json_t *one = json_pack("{s:o, s:s, s:n, s:n, s:I, s:I, s:o, s:o, s:o}", "path", jtext_value(p->fqn), "what", "values", "a", "b",
+				"rank", (json_int_t)p->rank, "count", (json_int_t)count, "max_abs", real_doc(max_abs), "max_rel",
 				real_doc(max_rel), "first_index", index);
 	return json_array_append_new(list, one) < 0 ? ERR(NO_MEMORY, "no memory for a report") : OK;
 }

@@ -5,6 +5,7 @@
  * gives the same bits. */
 #include <math.h>
 
+#include "base/jtext.h"
 #include "plan/save_plan.h"
 #include "runner/build.h"
 #include "runner/gang_run.h"
@@ -66,23 +67,13 @@ static json_t *bins_doc(const uint64_t *bins)
 	return list;
 }
 
-static json_t *shape_doc(const struct sd_tensor *t)
-{
-	json_t *list = json_array();
-
-	for (uint32_t i = 0; i < t->ndim; i++)
-		json_array_append_new(list, json_integer(t->shape[i]));
-	return list;
-}
-
 static FALLIBLE enum err put_tensor(struct stats_of_all *a, uint64_t place, const struct stats *s, const uint64_t *bins)
 {
 	const struct sd_tensor *t = &a->plan->tensors[place];
 	uint64_t finite = s->count - s->nan_count - s->inf_count;
-	json_t *fqn = json_stringn(t->fqn.p, t->fqn.n);
-	json_t *doc = json_pack("{s:o, s:s, s:o, s:I, s:I, s:I, s:I}", "fqn", fqn ? fqn : json_string("?"), "dtype", dtype_name(t->dtype),
-				"shape", shape_doc(t), "count", (json_int_t)s->count, "nan", (json_int_t)s->nan_count, "inf",
-				(json_int_t)s->inf_count, "zeros", (json_int_t)s->zero_count);
+	json_t *doc = json_pack("{s:o, s:s, s:o, s:I, s:I, s:I, s:I}", "fqn", jtext_value(t->fqn), "dtype", dtype_name(t->dtype),
+				"shape", jtext_numbers(t->shape, t->ndim), "count", (json_int_t)s->count, "nan", (json_int_t)s->nan_count,
+				"inf", (json_int_t)s->inf_count, "zeros", (json_int_t)s->zero_count);
 
 	if (!doc || json_array_set_new(a->list, place, doc) != 0)
 		return ERR(NO_MEMORY, "no memory for the result");

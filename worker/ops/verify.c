@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/jtext.h"
 #include "base/num.h"
 #include "ops/verify.h"
 #include "os/fs.h"
@@ -107,9 +108,7 @@ static void list_add(json_t *list, struct str fqn, uint64_t count)
 {
 	if (json_array_size(list) >= LIST_MAX)
 		return;
-	json_t *name = json_stringn(fqn.p, fqn.n);
-	json_array_append_new(list, json_pack("{s:o, s:I}", "fqn", name ? name : json_string("?"), "count",
-					      (json_int_t)count));
+	json_array_append_new(list, json_pack("{s:o, s:I}", "fqn", jtext_value(fqn), "count", (json_int_t)count));
 }
 
 static uint64_t elements_of(const struct run *run, const struct run_src *s)

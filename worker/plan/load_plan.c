@@ -204,13 +204,6 @@ static int largest_first(const void *a, const void *b)
 	return (x->source > y->source) - (x->source < y->source);
 }
 
-static int u32_cmp(const void *a, const void *b)
-{
-	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-
-	return (x > y) - (x < y);
-}
-
 /* Overlapping sources: keeps those that add something, at the start of list[]; *where: a part that nobody covers, if any. */
 static FALLIBLE enum err choose(struct maker *m, uint32_t ndim, const int64_t *target, uint32_t *list, uint64_t *count,
 				const int64_t **where)
@@ -234,7 +227,7 @@ static FALLIBLE enum err choose(struct maker *m, uint32_t ndim, const int64_t *t
 		if (used)
 			list[kept++] = pieces[i].source;
 	}
-	qsort(list, kept, sizeof *list, u32_cmp);
+	qsort(list, kept, sizeof *list, num_cmp_u32);
 	*count = kept;
 	*where = rest ? m->rest : NULL;
 	return OK;
@@ -259,7 +252,7 @@ static FALLIBLE enum err check_chunk(struct maker *m, const struct sd_tensor *fr
 	}
 	for (uint64_t i = 1; i < n; i++) {
 		if (list[i - 1] > list[i]) {
-			qsort(list, n, sizeof *list, u32_cmp);
+			qsort(list, n, sizeof *list, num_cmp_u32);
 			break;
 		}
 	}

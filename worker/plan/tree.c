@@ -237,13 +237,6 @@ struct check {
 	const struct tree_mesh *good;    /* the latest mesh that was looked at: most tensors share one */
 };
 
-static int u32_cmp(const void *a, const void *b)
-{
-	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-
-	return (x > y) - (x < y);
-}
-
 static FALLIBLE enum err check_mesh(struct check *c, const struct tree_mesh *m)
 {
 	uint64_t n = 1;
@@ -258,7 +251,7 @@ static FALLIBLE enum err check_mesh(struct check *c, const struct tree_mesh *m)
 	CLEANUP(mem_free_ptr) uint32_t *sorted = mem_zalloc(n, sizeof *sorted);
 	NEED(sorted, "no memory for a mesh of %ju ranks", (uintmax_t)n);
 	memcpy(sorted, m->ranks, n * sizeof *sorted);
-	qsort(sorted, n, sizeof *sorted, u32_cmp);
+	qsort(sorted, n, sizeof *sorted, num_cmp_u32);
 	if (sorted[n - 1] >= c->world)
 		return ERR(WORLD_MISMATCH, "rank %u of the mesh is not in a world of %u", sorted[n - 1], c->world);
 	for (uint64_t i = 1; i < n; i++)

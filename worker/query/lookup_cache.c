@@ -19,15 +19,10 @@ struct lookup_mark lookup_mark_of(const struct stat *st)
 	return (struct lookup_mark){ st->st_dev, st->st_ino, st->st_size, st->st_ctim, st->st_mtim };
 }
 
-static bool same_time(struct timespec a, struct timespec b)
-{
-	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
-}
-
 bool lookup_mark_same(const struct lookup_mark *a, const struct lookup_mark *b)
 {
-	return a->dev == b->dev && a->ino == b->ino && a->size == b->size && same_time(a->changed, b->changed) &&
-	       same_time(a->written, b->written);
+	return a->dev == b->dev && a->ino == b->ino && a->size == b->size && clock_same(a->changed, b->changed) &&
+	       clock_same(a->written, b->written);
 }
 
 static bool is_settled(int64_t changed_s)

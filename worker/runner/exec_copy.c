@@ -4,6 +4,7 @@
  * last byte: it reads the rest of them again from the source. */
 #include <string.h>
 
+#include "base/mem.h"
 #include "base/num.h"
 #include "io/digest.h"
 #include "runner/exec_impl.h"
@@ -76,11 +77,6 @@ static FALLIBLE enum err compare(struct slot *s, const struct run_copy *c, const
 	return err_at_file(err_expected(e, want, got), run_file_label(run, run->srcs[c->src].file, room), (int64_t)at);
 }
 
-static bool is_zero(const unsigned char *p, uint64_t n)
-{
-	return n == 0 || (p[0] == 0 && memcmp(p, p + 1, n - 1) == 0);
-}
-
 /* Zeros between items prove themselves; anything else there is no part of the checkpoint, and is copied and counted. */
 static FALLIBLE enum err check_piece(struct slot *s, const struct run_copy *c)
 {
@@ -89,7 +85,7 @@ static FALLIBLE enum err check_piece(struct slot *s, const struct run_copy *c)
 	each(check, run->checks + c->first_check, c->check_count) {
 		if (check->kind == RUN_CHECK_DIGEST)
 			TRY(compare(s, c, check));
-		else if (check->kind == RUN_CHECK_ZEROS && is_zero(s->in + (check->at[0] - c->offset), check->bytes[0]))
+		else if (check->kind == RUN_CHECK_ZEROS && mem_is_zero(s->in + (check->at[0] - c->offset), check->bytes[0]))
 			atomic_fetch_add(&run->head->verified_bytes, check->bytes[0]);
 		else
 			atomic_fetch_add(&run->srcs[c->src].unverified, check->bytes[0]);

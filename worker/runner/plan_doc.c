@@ -1,6 +1,7 @@
 /* plan_doc.c: see plan_doc.h. */
 #include "runner/plan_doc.h"
 
+#include "base/jtext.h"
 #include "base/num.h"
 #include "tensor/quant.h"
 
@@ -136,29 +137,10 @@ enum err plan_doc_files(json_t *doc, const struct run_build *b, enum run_file_ki
 	return set(doc, "ranks", ranks);
 }
 
-static json_t *text_of(struct str s)
-{
-	json_t *t = json_stringn(s.p, s.n);
-
-	return t ? t : json_string("?");
-}
-
-static json_t *numbers_of(const int64_t *v, uint32_t n)
-{
-	json_t *list = json_array();
-
-	for (uint32_t i = 0; i < n; i++)
-		if (json_array_append_new(list, json_integer(v[i])) != 0) {
-			json_decref(list);
-			return NULL;
-		}
-	return list;
-}
-
 static json_t *chunk_of(const struct sd_chunk *c, uint32_t ndim)
 {
-	return json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)c->rank, "offsets", numbers_of(c->dims, ndim), "sizes",
-			 numbers_of(c->dims + ndim, ndim));
+	return json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)c->rank, "offsets", jtext_numbers(c->dims, ndim), "sizes",
+			 jtext_numbers(c->dims + ndim, ndim));
 }
 
 enum err plan_doc_cuts(json_t *doc, const struct sdict *target)
@@ -173,8 +155,8 @@ enum err plan_doc_cuts(json_t *doc, const struct sdict *target)
 		if (chunks > CUT_CHUNKS_SHOWN)
 			break;
 		json_t *boxes = json_array();
-		json_t *x = json_pack("{s:o, s:s, s:o, s:o}", "fqn", text_of(t->fqn), "dtype", dtype_name(t->dtype), "shape",
-				      numbers_of(t->shape, t->ndim), "chunks", boxes);
+		json_t *x = json_pack("{s:o, s:s, s:o, s:o}", "fqn", jtext_value(t->fqn), "dtype", dtype_name(t->dtype), "shape",
+				      jtext_numbers(t->shape, t->ndim), "chunks", boxes);
 		if (!x || json_array_append_new(list, x) != 0)
 			return ERR(NO_MEMORY, "no memory for the plan");
 		for (uint32_t k = 0; k < t->chunk_count; k++)
@@ -186,15 +168,16 @@ enum err plan_doc_cuts(json_t *doc, const struct sdict *target)
 
 static FALLIBLE enum err add_problem(json_t *list, const struct problem *p)
 {
-	json_t *x = json_pack("{s:s, s:o, s:o}", "code", err_code_name(p->code), "fqn", text_of(p->fqn), "detail", text_of(p->text));
+	json_t *x = json_pack("{s:s, s:o, s:o}", "code", err_code_name(p->code), "fqn", jtext_value(p->fqn), "detail",
+			      jtext_value(p->text));
 
 	if (!x || json_array_append_new(list, x) < 0)
 		return ERR(NO_MEMORY, "no memory for the plan");
 	if (p->rank >= 0)
 		TRY(set(x, "rank", json_integer(p->rank)));
 	if (p->expected.n)
-		TRY(set(x, "expected", text_of(p->expected)));
-	return p->actual.n ? set(x, "actual", text_of(p->actual)) : OK;
+		TRY(set(x, "expected", jtext_value(p->expected)));
+	return p->actual.n ? set(x, "actual", jtext_value(p->actual)) : OK;
 }
 
 enum err plan_doc_problems(json_t *doc, const struct problems *p)

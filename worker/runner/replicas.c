@@ -2,6 +2,7 @@
 #include "runner/replicas.h"
 
 
+#include "base/jtext.h"
 #include "base/map.h"
 #include "io/digest.h"
 
@@ -43,8 +44,7 @@ enum err replicas_values(const struct sdict *held, struct replicas *out)
 		if (!entry && json_array_size(out->list) >= DIVERGENT_MAX)
 			continue;
 		if (!entry) {
-			json_t *fqn = json_stringn(v->fqn.p, v->fqn.n);
-			entry = json_pack("{s:o, s:[], s:[]}", "fqn", fqn ? fqn : json_string("?"), "ranks", "digests");
+			entry = json_pack("{s:o, s:[], s:[]}", "fqn", jtext_value(v->fqn), "ranks", "digests");
 			if (!entry || json_array_append_new(out->list, entry) < 0)
 				return ERR(NO_MEMORY, "no memory to list replicas");
 			entries[d->value] = entry;
@@ -126,11 +126,8 @@ static json_t *entry_of(const struct replicas *r, uint32_t plan_chunk, uint32_t 
 {
 	const struct sd_chunk *c = &r->plan->chunks[plan_chunk];
 	const struct sd_tensor *t = &r->plan->tensors[c->tensor];
-	json_t *offsets = json_array(), *fqn = json_stringn(t->fqn.p, t->fqn.n);
 
-	for (uint32_t i = 0; i < t->ndim; i++)
-		json_array_append_new(offsets, json_integer(c->dims[i]));
-	return json_pack("{s:o, s:o, s:[I], s:[o]}", "fqn", fqn ? fqn : json_string("?"), "offsets", offsets, "ranks",
+	return json_pack("{s:o, s:o, s:[I], s:[o]}", "fqn", jtext_value(t->fqn), "offsets", jtext_numbers(c->dims, t->ndim), "ranks",
 			 (json_int_t)c->rank, "digests", json_sprintf("crc32:%08x", crc));
 }
 

@@ -2,6 +2,7 @@
 #include "runner/target.h"
 
 
+#include "base/jtext.h"
 #include "base/map.h"
 #include "tensor/cast.h"
 
@@ -64,13 +65,6 @@ static FALLIBLE enum err cut_all(const struct spec_view *v, const struct layout 
 	return add_values(v, out);
 }
 
-static json_t *text(struct str s)
-{
-	json_t *t = json_stringn(s.p ? s.p : "", s.n);
-
-	return t ? t : json_string("?"); /* an FQN that is not UTF-8 */
-}
-
 enum err target_report_rules(json_t *result, const struct layout *l, const struct layout_use *use)
 {
 	json_t *unmatched = NULL, *list = NULL;
@@ -80,11 +74,11 @@ enum err target_report_rules(json_t *result, const struct layout *l, const struc
 			continue;
 		if (!unmatched && json_object_set_new(result, "unmatched_rules", unmatched = json_array()) < 0)
 			return ERR(NO_MEMORY, "no memory for a report");
-		json_array_append_new(unmatched, text(l->rules[r].match));
+		json_array_append_new(unmatched, jtext_value(l->rules[r].match));
 	}
 	each(f, use->fallbacks.v, use->fallbacks.n) {
-		json_t *one = json_pack("{s:o, s:o, s:o}", "fqn", text(f->fqn), "rule", text(l->rules[f->rule].match), "took",
-					f->took < l->rule_count ? text(l->rules[f->took].match) : json_null());
+		json_t *one = json_pack("{s:o, s:o, s:o}", "fqn", jtext_value(f->fqn), "rule", jtext_value(l->rules[f->rule].match), "took",
+					f->took < l->rule_count ? jtext_value(l->rules[f->took].match) : json_null());
 		if (!list && json_object_set_new(result, "fell_back", list = json_array()) < 0)
 			return ERR(NO_MEMORY, "no memory for a report");
 		if (json_array_append_new(list, one) < 0)
@@ -269,9 +263,8 @@ enum err target_casts(const struct sdict *source, const struct sdict *target, st
 			*out = json_array();
 		if (json_array_size(*out) >= NAMES_MAX)
 			continue;
-		json_t *fqn = json_stringn(t->fqn.p, t->fqn.n);
-		json_array_append_new(*out, json_pack("{s:o, s:s, s:s}", "fqn", fqn ? fqn : json_string("?"), "from",
-						      dtype_name(s->dtype), "to", t->q8_0 ? SPEC_Q8_0 : dtype_name(t->dtype)));
+		json_array_append_new(*out, json_pack("{s:o, s:s, s:s}", "fqn", jtext_value(t->fqn), "from", dtype_name(s->dtype), "to",
+						      t->q8_0 ? SPEC_Q8_0 : dtype_name(t->dtype)));
 	}
 	return OK;
 }
@@ -293,9 +286,7 @@ json_t *target_names(const struct str *names, uint64_t n)
 {
 	json_t *list = json_array();
 
-	for (uint64_t i = 0; i < n && i < NAMES_MAX; i++) {
-		json_t *s = json_stringn(names[i].p, names[i].n);
-		json_array_append_new(list, s ? s : json_string("?"));
-	}
+	for (uint64_t i = 0; i < n && i < NAMES_MAX; i++)
+		json_array_append_new(list, jtext_value(names[i]));
 	return list;
 }

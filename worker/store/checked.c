@@ -1,5 +1,6 @@
 /* checked.c: see checked.h. */
 #include "store/checked.h"
+#include "base/jtext.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -15,9 +16,7 @@ void checked_free(struct checked *c)
 
 static json_t *text(struct str s)
 {
-	json_t *t = s.p ? json_stringn(s.p, s.n) : json_null();
-
-	return t ? t : json_string("?"); /* no UTF-8 */
+	return s.p ? jtext_value(s) : json_null();
 }
 
 /* The list's next entry, or NULL if the list is full. */

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/num.h"
 #include "store/beside.h"
 #include "store/copied.h"
@@ -119,16 +120,11 @@ void contents_free(struct contents *c)
 	*c = (struct contents){ 0 };
 }
 
-static bool same_time(struct timespec a, struct timespec b)
-{
-	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
-}
-
 /* A hard link to a file (of a save that shares it) changes its ctime, and nothing else of it. */
 static bool same_file(const struct stat *a, const struct stat *b)
 {
-	return a->st_ino == b->st_ino && a->st_size == b->st_size && same_time(a->st_mtim, b->st_mtim) &&
-	       (a->st_nlink != b->st_nlink || same_time(a->st_ctim, b->st_ctim));
+	return a->st_ino == b->st_ino && a->st_size == b->st_size && clock_same(a->st_mtim, b->st_mtim) &&
+	       (a->st_nlink != b->st_nlink || clock_same(a->st_ctim, b->st_ctim));
 }
 
 enum err contents_same(const struct contents *before, const struct contents *after)
