@@ -24,9 +24,9 @@ bool args_flag(const struct args *a, const char *name);
 /* The next value of a repeated option; *at begins at 0. */
 const char *args_next(const struct args *a, const char *name, unsigned *at);
 
-/* "main:run1/a" → {"storage","name"}; "shm:x" → {"state_dict"}. Both return a new object. */
-/* Reads the JSON file that an option names; the errors say line and option. */
+/* Reads the JSON file that an option names; the error says option and line. */
 FALLIBLE enum err args_file(const char *option, const char *path, json_t **out);
+/* "main:run1/a" → {"storage","name"}; "shm:x" → {"state_dict"}. Both return a new object. */
 FALLIBLE enum err args_ref(const char *text, json_t **out);
 bool args_is_shm(const char *text);
 /* 'PATTERN=PLACEMENTS@MESH[:ranks]', or a rule as JSON. */

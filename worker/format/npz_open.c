@@ -120,7 +120,7 @@ static FALLIBLE enum err read_members(struct opening *o)
 		TRY(err_at_fqn(err_at_file(e, name, (int64_t)r->header_off), fqn.p, fqn.n));
 	}
 	if (o->record_count)
-		qsort(o->records, o->record_count, sizeof *o->records, sd_record_order);
+		qsort(o->records, o->record_count, sizeof *o->records, sdict_record_order);
 	o->sd->records = o->records;
 	o->sd->record_count = o->record_count;
 	return OK;

@@ -565,7 +565,7 @@ enum err torch_file_add_records(const struct torch_file *f, struct sdict *sd, ui
 			all[n++] = (struct sd_record){ file, s->crc32, s->offset, s->says.bytes };
 	}
 	if (n > sd->record_count)
-		qsort(all + sd->record_count, n - sd->record_count, sizeof *all, sd_record_order);
+		qsort(all + sd->record_count, n - sd->record_count, sizeof *all, sdict_record_order);
 	sd->record_count = n;
 	return OK;
 }

@@ -417,7 +417,7 @@ struct sd_value *sdict_value(const struct sdict *sd, struct str fqn)
 	return at == SD_NONE || !(at & SD_VALUE_BIT) ? NULL : &sd->values[at & ~SD_VALUE_BIT];
 }
 
-int sd_record_order(const void *a, const void *b)
+int sdict_record_order(const void *a, const void *b)
 {
 	const struct sd_record *x = a, *y = b;
 

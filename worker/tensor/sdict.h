@@ -175,7 +175,7 @@ FALLIBLE enum err sdict_copy_path(struct sdict *sd, struct sd_path from, struct 
 FALLIBLE enum err sdict_rename_path(struct sdict *sd, struct sd_path from, struct str old, struct str name, struct sd_path *out);
 
 /* The record that a range of bytes lies in; NULL: none. */
-int sd_record_order(const void *a, const void *b);             /* by offset, for qsort */
+int sdict_record_order(const void *a, const void *b);             /* by offset, for qsort */
 const struct sd_record *sdict_record(const struct sdict *sd, struct sd_loc loc);
 
 /* The tensor's index, SD_VALUE_BIT | the value's, or SD_NONE. */
