@@ -15,7 +15,7 @@ import torch.distributed as dist
 from lib_direct import low
 
 import dcpd
-from dcpd import _copy, _load, _outline, _session, _tensors, image
+from dcpd import _copy, _dtypes, _load, _outline, _session, _tensors, image
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +76,13 @@ def state():
     return {"a": torch.randn(4, 4, generator=g), "b": torch.randn(3, generator=g), "n": np.arange(6.0),
             "c": torch.randn(2, 2, dtype=torch.complex64, generator=g), "step": 1, "big": torch.arange(300_000.0),
             "empty": torch.empty(0, 3), "p": torch.nn.Parameter(torch.ones(5)), "t": torch.randn(3, 5, generator=g).t()}
+
+
+def test_a_dtype_that_is_named_first_hides_no_other(monkeypatch):
+    """Its tensors would be plain from the second look on only."""
+    monkeypatch.setattr(_dtypes, "_torch_names", {})
+    assert _dtypes.torch_name(torch.float32) == "float32"
+    assert _dtypes.known_to_torch()[torch.complex64] == "complex64"
 
 
 def test_the_same_structure_is_found_again_with_new_values():

@@ -25,13 +25,7 @@ _torch_names: Dict[Any, str] = {}
 
 def torch_name(dtype: Any) -> Optional[str]:
     """The name of a torch.dtype, None if no checkpoint can hold it (quantized types)."""
-    name = _torch_names.get(dtype)
-    if name is None:
-        name = str(dtype).replace("torch.", "")
-        if name not in TABLE:
-            return None
-        _torch_names[dtype] = name
-    return name
+    return known_to_torch().get(dtype)
 
 
 def known_to_torch() -> Dict[Any, str]:
