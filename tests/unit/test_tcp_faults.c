@@ -190,7 +190,8 @@ static int send_all(struct comm *c, uint32_t index, const void *p, size_t n)
 static int garbage(struct t_group *g, struct comm *c)
 {
 	static const char request[] = "GET / HTTP/1.1\r\nHost: x\r\nAccept: all kinds of things, so that this is longer than the head of "
-				      "a frame is\r\n\r\n";
+				      "a frame is, even of one that fills two cache lines\r\n\r\n";
+	_Static_assert(sizeof request > TCP_HEAD_BYTES, "a whole head is looked at");
 
 	(void)g;
 	return send_all(c, 1, request, sizeof request - 1);

@@ -11,7 +11,7 @@
 #include "base/num.h"
 #include "base/vec.h"
 
-enum { CHUNK_MIN = 64 << 10, CHUNK_MAX = 256 << 10, CHUNKS_WANTED = 16 };
+enum { CHUNK_MIN = 64 << 10, CHUNK_MAX = 256 << 10, CHUNKS_WANTED = 16, CHUNKS_LONG = 64, CHAIN_ROOM = 4 << 20 };
 
 struct blocks_op {
 	struct tcp_op op;
@@ -27,11 +27,14 @@ struct blocks_op {
 
 static unsigned char nowhere[1];
 
-static uint64_t chunk_of(uint64_t bytes)
+/* A large chunk saves calls, and with each call an acknowledgement and a wake-up. But the last member of a chain waits until each member
+ * before has had a whole chunk: so the chunks on the way through a chain are no more than CHAIN_ROOM together. */
+static uint64_t chunk_of(uint64_t bytes, uint32_t members)
 {
-	uint64_t want = (bytes / CHUNKS_WANTED + 4095) & ~(uint64_t)4095;
+	uint64_t most = num_min(TCP_BODY_MAX, num_min(bytes / CHUNKS_LONG, CHAIN_ROOM / members));
+	uint64_t chunk = num_max(CHUNK_MIN, num_min(num_max(CHUNK_MAX, most), bytes / CHUNKS_WANTED));
 
-	return num_max(CHUNK_MIN, num_min(CHUNK_MAX, want));
+	return num_min(TCP_BODY_MAX, (chunk + 4095) & ~(uint64_t)4095);
 }
 
 static uint64_t chunks_of(const struct tcp_block *b)
@@ -197,12 +200,12 @@ static bool awaits(const struct tcp_op *op, uint32_t peer)
 }
 
 /* Room for what is counted per peer, and for the checksums of the blocks that are sent. */
-static FALLIBLE enum err reserve(struct blocks_op *o, uint32_t peers)
+static FALLIBLE enum err reserve(struct blocks_op *o, uint32_t peers, uint32_t members)
 {
 	uint64_t n = 0, *at;
 
 	for (uint32_t i = 0; i < o->block_count; i++) {
-		o->blocks[i].chunk = chunk_of(o->blocks[i].bytes);
+		o->blocks[i].chunk = chunk_of(o->blocks[i].bytes, members);
 		n += o->blocks[i].sends != TCP_NOBODY ? chunks_of(&o->blocks[i]) : 0;
 	}
 	o->first = mem_alloc(peers * sizeof *o->first);
@@ -217,7 +220,7 @@ static FALLIBLE enum err reserve(struct blocks_op *o, uint32_t peers)
 	return OK;
 }
 
-static FALLIBLE enum err prepare_all(struct blocks_op *o, uint32_t peers)
+static FALLIBLE enum err prepare_all(struct blocks_op *o, uint32_t peers, uint32_t members)
 {
 	for (uint32_t i = 0; i < o->block_count; i++)
 		o->blocks[i].sends = TCP_NOBODY;
@@ -225,7 +228,7 @@ static FALLIBLE enum err prepare_all(struct blocks_op *o, uint32_t peers)
 		o->sends[i].same_block = o->blocks[o->sends[i].block].sends;
 		o->blocks[o->sends[i].block].sends = i;
 	}
-	TRY(reserve(o, peers));
+	TRY(reserve(o, peers, members));
 	each(b, o->blocks, o->block_count) {
 		b->missing = b->from == TCP_NOBODY ? 0 : chunks_of(b);
 		if (b->missing)
@@ -258,7 +261,7 @@ enum err tcp_blocks_run(struct comm *c, struct tcp_block *blocks, uint32_t block
 		.links = m->data_links,
 	};
 
-	enum err e = prepare_all(&o, m->size);
+	enum err e = prepare_all(&o, m->size, c->size);
 	for (uint32_t i = 0; !e && i < block_count; i++)
 		if (blocks[i].source && blocks[i].sends == TCP_NOBODY && blocks[i].bytes)
 			memcpy(blocks[i].p, blocks[i].source, blocks[i].bytes);

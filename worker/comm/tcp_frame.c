@@ -17,7 +17,7 @@ static const unsigned char frame_magic[4] = { 'D', 'C', 'P', 'C' };
 static const unsigned char hello_magic[4] = { 'D', 'C', 'P', 'H' };
 static const unsigned char card_magic[4] = { 'D', 'C', 'P', 'A' };
 
-enum { CHECKED = TCP_HEAD_BYTES - 8 };
+enum { CHECKED = TCP_HEAD_BYTES - 8, RESERVED_WORDS = 3 };
 
 uint64_t tcp_check(const void *p, size_t n)
 {
@@ -68,6 +68,8 @@ void tcp_head_put(const struct tcp_identity *id, const struct tcp_head *h, unsig
 	put(&o, h->offset, 8);
 	put(&o, h->length, 4);
 	put(&o, 0, 4);
+	for (int i = 0; i < RESERVED_WORDS; i++)
+		put(&o, 0, 8);
 	put(&o, h->check, 8);
 	put(&o, tcp_check(out, CHECKED), 8);
 }
@@ -120,7 +122,10 @@ enum err tcp_head_get(const struct tcp_identity *id, const unsigned char in[TCP_
 	h.stream = reader_u64(&i);
 	h.offset = reader_u64(&i);
 	h.length = reader_u32(&i);
-	if (reader_u32(&i) != 0)
+	uint64_t reserved = reader_u32(&i);
+	for (int k = 0; k < RESERVED_WORDS; k++)
+		reserved |= reader_u64(&i);
+	if (reserved != 0)
 		return ERR(COMM_PROTOCOL, "a reserved field of a frame is in use");
 	h.check = reader_u64(&i);
 	TRY(check_identity(id, group_id, generation));

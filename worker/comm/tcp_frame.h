@@ -1,8 +1,8 @@
 /* tcp_frame.h: the bytes of the tcp back end: frames between members, the greeting of a connection, the card by which a member is
  * found. Pure functions; what they read comes from a network, so nothing is believed.
  *
- *   frame (104 bytes, little endian): magic "DCPC", version u16, type u16, group u64, generation u64, channel u64, the call (32),
- *                                     stream u64, offset u64, length u32, 0 u32, XXH3 of the body u64, XXH3 of all this u64; the body
+ *   frame (128 bytes, little endian): magic "DCPC", version u16, type u16, group u64, generation u64, channel u64, the call (32),
+ *                                     stream u64, offset u64, length u32, 28 zeros, XXH3 of the body u64, XXH3 of all this u64; the body
  *   greeting: hello (member → the member it connects to), challenge (nonce, MAC), proof (MAC), welcome (MAC)
  *
  * The checksum finds damage; it is no signature. The greeting's MACs over both nonces settle once which peer may send. */
@@ -11,8 +11,8 @@
 #include "comm/comm_impl.h"
 
 enum {
-	TCP_VERSION = 1,
-	TCP_HEAD_BYTES = 104,
+	TCP_VERSION = 2,
+	TCP_HEAD_BYTES = 128,          /* two cache lines: the kernel copies a body whose alignment a head has shifted at a lower rate */
 	TCP_BODY_MAX = COMM_BLOCK_MAX,
 	TCP_LINKS_MAX = 16,            /* data connections of a pair of members */
 	TCP_NOTE_MAX = 4096,           /* body of an ABORT */
