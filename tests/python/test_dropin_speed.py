@@ -136,6 +136,28 @@ def test_copies_into_a_new_segment(tmp_path, named):
         assert (into.new, into.unmapped) == (False, named and k == 0)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("way", ["stage", "async_save"])
+def test_new_pages_are_made_once(at, way, threads, monkeypatch):
+    """Either mapped by several threads, or filled through the file by few: doing both takes the time of both."""
+    monkeypatch.setenv("DCPD_COPY_THREADS", str(threads))
+    size, mapped, written = 20 << 20, [], []
+    populate, write = _copy.populate, _copy.Into.write
+    monkeypatch.setattr(_copy, "populate", lambda a, n: (mapped.append(n), populate(a, n)))
+    monkeypatch.setattr(_copy.Into, "write", lambda i, fd, blocks: (written.extend(n for _, _, n in blocks), write(i, fd, blocks)))
+    sd = {"w": torch.randn(size // 4)}
+    if way == "stage":
+        assert torch.equal(_stage.stage(dcpd.connect(), sd)["w"], sd["w"])
+    else:
+        name = f"main:once-{threads}"
+        dcpd.async_save(sd, name).result()
+        assert torch.equal(dcpd.load(name)["w"], sd["w"])
+    if threads > 2:
+        assert sum(mapped) >= size and not written
+    else:
+        assert sum(written) == size and not mapped
+
+
 def test_saves_into_new_and_known_segments(path):  # noqa: F811
     for k in range(4):
         sd = {"big": torch.full((3 << 20,), float(k)), "small": torch.full((7,), float(-k)), "none": torch.empty(0)}

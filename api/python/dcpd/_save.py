@@ -365,10 +365,10 @@ class _Snapshot:
                 slot = self._reserve(session, size)
                 views = session.fill(slot, layout, header)
                 if o.overlap and first.hosts is None:
-                    self._late = _overlap.begin(d, views, slot.into is not None)
+                    self._late = _overlap.begin(d, views, slot.into.new)
                 self._submit_early(session)
                 if self._late is not None:
-                    slot.into = None  # its pages are made by the late part
+                    slot.into.new = False  # its pages are made by the late part
                     _tensors.copy_out(d, views, None, self._late.chunks)
                     self.complete = partial(self._complete, session, size, wish)
                     return

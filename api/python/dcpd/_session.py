@@ -27,7 +27,7 @@ class Slot:
 
     def __init__(self, segment: image.Segment) -> None:
         self.segment = segment
-        self.into: Optional[_copy.Into] = None  # if its pages were new and not touched
+        self.into = _copy.Into(image.SHM + segment.name, image.address(segment.map), segment.size)
         self.views: Optional[_tensors.Views] = None
         self.header: Optional[bytes] = None
         self.ring: Optional[_ring.Ring] = None
@@ -58,7 +58,7 @@ class Session:
 
     def reserve(self, size: int, generation: int, when_busy: str, warn: Callable[[], None], populate: bool = True) -> Slot:
         """A slot of at least `size` bytes, mapped. when_busy: "wait", "warn" (and wait) or "fail". populate: all its pages are there when
-        this returns; else those of a new one come as they are written."""
+        this returns, if that is the faster way; else those of a new one come as they are written."""
         warned, again, room = when_busy != "warn", True, True
         while True:
             try:
@@ -87,9 +87,7 @@ class Session:
             self._forget_dead(keep=name)
             slot = self.mapped[name] = Slot(image.Segment(name))
             if populate:
-                _copy.populate(image.address(slot.segment.map), size)
-            else:
-                slot.into = _copy.Into(image.SHM + name, image.address(slot.segment.map), slot.segment.size)
+                slot.into.prepare(size)
         return slot
 
     def _forget_dead(self, keep: str = "") -> int:

@@ -77,9 +77,8 @@ class Lane:
         self._give_back()
         self.generation += 1
         slot = self.session.reserve(size, self.generation, "wait", lambda: None, self.use != "ring")
-        if slot.segment.map is not self.map:
-            self._into = None
         self.map, self.segment, self.size, self.sealed = slot.segment.map, slot.segment.name, size, False
+        self._into = slot.into
 
     def _give_back(self) -> None:
         if self.generation:
@@ -91,9 +90,7 @@ class Lane:
 
     def into(self) -> _copy.Into:
         """Where copies go; it knows what of the segment has been touched."""
-        if self._into is None:
-            address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-            self._into = _copy.Into(image.SHM + self.segment, address, len(self.map))
+        assert self._into is not None
         return self._into
 
     # ---- as a ring ----
