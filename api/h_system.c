@@ -15,6 +15,7 @@
 #include "server/cluster.h"
 #include "server/config.h"
 #include "server/devices.h"
+#include "server/doctor_report.h"
 #include "server/gang.h"
 #include "server/job.h"
 #include "server/server.h"
@@ -105,6 +106,14 @@ FALLIBLE enum err h_capabilities(struct req *r)
 	if (r->caller.token[0])
 		buf_json_member(&b, ",\"token\":", str_of(r->caller.token));
 	buf_putc(&b, '}');
+	return req_json(r, 200, &b);
+}
+
+FALLIBLE enum err h_doctor(struct req *r)
+{
+	struct buf b = BUF_INIT(1 << 20);
+
+	TRY(doctor_report(r->core, &b));
 	return req_json(r, 200, &b);
 }
 

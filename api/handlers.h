@@ -65,6 +65,7 @@ FALLIBLE enum err h_events(struct req *r);
 FALLIBLE enum err h_audit(struct req *r);
 
 FALLIBLE enum err h_capabilities(struct req *r);
+FALLIBLE enum err h_doctor(struct req *r);
 FALLIBLE enum err h_transforms(struct req *r);
 FALLIBLE enum err h_transform(struct req *r);
 FALLIBLE enum err h_livez(struct req *r);

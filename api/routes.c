@@ -105,6 +105,7 @@ static const struct route routes[] = {
 	  Q("page_size", "page_token", NULL), .scope = SCOPE_ADMIN, .list = "audit" },
 	{ "GET", "/v1/events", h_events, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "GET", "/v1/capabilities", h_capabilities, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "GET", "/v1/doctor", h_doctor, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "GET", "/v1/transforms", h_transforms, ROUTE_NO_BODY, false, false, Q(NULL), .list = "transforms" },
 	{ "GET", "/v1/transforms/{name}", h_transform, ROUTE_NO_BODY, false, false, Q(NULL) },
 

@@ -84,6 +84,7 @@ static const struct option table[] = {
 	{ "token-rate", COUNT, AT(token_rate), "0", "N", "requests a second that each token may make; 0: any number" },
 	{ "check-config", FLAG, AT(check_config), "false", NULL, "check the configuration and the folders and files in it, and leave" },
 	{ "print-config", FLAG, AT(print_config), "false", NULL, "print the configuration with its sources and leave" },
+	{ "doctor", TEXT, AT(doctor), NULL, "text|json", "say what this host lacks, each with the command that mends it, and leave" },
 	{ "manual", TEXT, AT(manual), NULL, "8|5", "print the manual page dcpd(8), or dcpd.conf(5), and leave" },
 	{ "version", FLAG, AT(version), "false", NULL, "print the version and leave" },
 	{ "help", FLAG, AT(help), "false", NULL, "print this and leave" },
@@ -371,7 +372,8 @@ static const char *hint_of(struct str key, char hint[NEAR_HINT_MAX])
 static bool is_command(const struct option *o)
 {
 	return o->offset == AT(config_file) || o->offset == AT(check_config) || o->offset == AT(print_config) ||
-	       o->offset == AT(help) || o->offset == AT(version) || o->offset == AT(manual);
+	       o->offset == AT(help) || o->offset == AT(version) || o->offset == AT(manual) ||
+	       o->offset == AT(doctor);
 }
 
 bool config_row(uint32_t index, struct config_row *out)

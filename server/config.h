@@ -53,6 +53,7 @@ struct config {
 	int64_t cluster_ttl_ms;                /* of a node's lease */
 	char *web_root;                        /* NULL: the files inside the binary */
 	bool check_config, print_config, help, version;
+	char *doctor;                          /* "text", "json": what this host lacks, in this form; NULL: not asked */
 	char *manual;                          /* "8", "5": the page to print; NULL: none */
 	/* finer ones, in the same table */
 	char *worker_path;                     /* dcpd-worker; default: beside this program, else in libexec */

@@ -129,6 +129,11 @@ const char *devices_missing(const struct devices *d, const char *backend)
 	return reason ? reason : "the probe did not say why";
 }
 
+const char *devices_version(const struct devices *d, const char *backend)
+{
+	return json_string_value(json_object_get(json_object_get(d->backends, backend), "version"));
+}
+
 void devices_free(struct devices *d)
 {
 	if (!d)

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "server/service_clock.h"
 #include "server/config.h"
+#include "server/doctor.h"
 #include "server/loop.h"
 #include "server/parts.h"
 #include "server/server.h"
@@ -142,6 +143,7 @@ static FALLIBLE enum err start(struct daemon *d)
 		log_info("listening", "url", api_url(d->api, i), NULL);
 		printf("listening on %s\n", api_url(d->api, i));
 	}
+	doctor_self_test(d->config);
 	printf("ready\n");
 	fflush(stdout);
 	(void)sd_notify(0, "READY=1");
@@ -195,6 +197,18 @@ static int check(struct daemon *d)
 	return e || wrong ? 2 : 0;
 }
 
+/* --doctor: 1 if something is in the way of a save or load, as dcpctl doctor. */
+static int doctor(struct daemon *d)
+{
+	unsigned bad = 0;
+	enum err e = doctor_print(d->config, stdout, &bad);
+
+	if (e)
+		fprintf(stderr, "dcpd: %s\n", err_last()->text);
+	config_free(d->config);
+	return e ? 2 : bad > 0;
+}
+
 int main(int argc, char **argv)
 {
 	extern char **environ;
@@ -215,6 +229,8 @@ int main(int argc, char **argv)
 		printf("dcpd %s\n", DCPD_VERSION);
 	} else if (d.config->print_config) {
 		config_print(d.config, stdout);
+	} else if (d.config->doctor) {
+		return doctor(&d);
 	} else if (d.config->check_config) {
 		return check(&d);
 	} else {

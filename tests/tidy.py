@@ -54,7 +54,7 @@ LAYERS = {"base", "os", "tensor", "spec", "ctl", "plan", "format", "device", "co
 # files that only add words to it, too (journal: journal_read). Headers stand where the lowest of the files that they declare does.
 ORDER = {
     "server": """
-        service_clock principal trace parts.h errdoc table webhook_address webhook_sign config gang_rendezvous
+        service_clock principal trace parts.h errdoc table webhook_address webhook_sign config gang_rendezvous doctor
         loop
         courier
         events metrics unread
@@ -103,7 +103,7 @@ ORDER = {
         sweep
         policy_records policy policy_run
         storage_care trash_care state_dict_orphan
-        gauges
+        gauges doctor_report
         server
         main""",
     "api": """

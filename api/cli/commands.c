@@ -16,6 +16,15 @@ static const struct command commands[] = {
 	  "the daemon, its storages and workers",
 	  "The daemon, what confines its workers to the storages (sandbox), its storages and workers.",
 	  0, 0, look_status },
+	{ "doctor",
+	  "doctor",
+	  "",
+	  "what this host lacks, each with the command that mends it; exit 1 if something is in the way of a save",
+	  "What the daemon's host lacks for saves and loads: shared memory, limits, io_uring, O_DIRECT, Landlock, the clock, drivers, each "
+	  "with the command that mends it. Exit status 1 if something is in the way of a save. Where no daemon answers and --url names "
+		"none, "
+	  "this host is looked at by dcpd --doctor.",
+	  0, 0, doctor_show },
 	{ "ls",
 	  "ls [STORAGE[:PREFIX] | shm:] [--run RUN] [--filter 'step>=100 AND held=true'] [--sort -time] [--limit N]",
 	  "run= filter= sort= limit=",

@@ -46,6 +46,7 @@ void look_print_run(const json_t *run);
 /* nodes.c */
 command_fn look_nodes, look_drain;
 /* tree.c, plot.c, explain.c, top.c, watch.c */
+command_fn doctor_show;     /* doctor.c */
 command_fn tree_show, plot_show, explain_code, top_show, watch_one;
 struct watch_wishes {
 	int64_t every_ms;           /* --interval */

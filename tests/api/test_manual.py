@@ -50,7 +50,7 @@ def test_manual_of_the_daemon():
     eighth, fifth = (said("--manual", n, program="dcpd").replace("\\-", "-") for n in (8, 5))
     assert re.findall(r"^\.TP\n\\fB--([a-z0-9-]+)\\fR", eighth, re.M) == keys
     of_file = re.findall(r"^\.TP\n\\fB([a-z0-9-]+)\\fR = ", fifth, re.M)
-    assert of_file == [k for k in keys if k not in ("config", "check-config", "print-config", "manual", "version", "help")]
+    assert of_file == [k for k in keys if k not in ("config", "check-config", "print-config", "doctor", "manual", "version", "help")]
     assert run("--manual", 3, program="dcpd").returncode == 2
 
 

@@ -188,7 +188,7 @@ def test_every_option_is_documented(tmp_path):
         assert k in keys, f"--help lacks --{k}"
     shown = set(re.findall(r"^#?([a-z-]+)(?:\.[a-z-]+)* = ", example, re.M)) - {"nfs"}  # tier.STORAGE.behind, STORAGE.file-mode
     assert shown <= keys, f"deploy/dcpd.conf has {shown - keys}, the daemon has not"
-    missing = keys - shown - {"config", "check-config", "print-config", "manual", "version", "help"}
+    missing = keys - shown - {"config", "check-config", "print-config", "doctor", "manual", "version", "help"}
     assert not missing, f"deploy/dcpd.conf lacks {missing}"
     everything = tmp_path / "all.conf"
     text = re.sub(r"^#([a-z.-]+ = )", r"\1", example, flags=re.M).replace("allow-group = dcpd", "allow-group = root")

@@ -60,6 +60,7 @@ class Fake:
         self.runs = []
         self.run = {}                # "STORAGE/RUN" → its record
         self.policies = []           # each with `preview`
+        self.doctor = []
         self.capabilities = {"version": "0.0.0", "workers": 2, "kinds": [], "uid": 0, "host": {}, "backends": {}, "devices": [],
                              "shm": {"limit_bytes": 1 << 30, "used_bytes": 0, "free_bytes": 1 << 30, "orphaned_bytes": 0}}
         self.recorded = {}           # "GET /v1/jobs?page_size=200" → what was answered once: goes before all else
@@ -194,6 +195,8 @@ class BaseHandler(BaseHTTPRequestHandler):
                 return self.json(fake.jobs[job])
             case ["jobs", job, "plan"] if job in fake.plans:
                 return self.json(fake.plans[job])
+            case ["doctor"]:
+                return self.json({"findings": fake.doctor, "bad": sum(f["state"] == "bad" for f in fake.doctor)})
             case ["capabilities"]:
                 return self.json(fake.capabilities)
             case ["policies"]:

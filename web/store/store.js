@@ -31,6 +31,7 @@ export const store = {
 	policies: [],                // with `preview`
 	capabilities: null,
 	nodes: { nodes: [] },        // of the cluster; `problem`: why this daemon is not in it now
+	doctor: null,
 	samples: new Map(),          // job id → [{at, done, rate, ranks}]: progress, as it was told
 	events: new Map(),           // job id → what happened to it while one looked
 	failed: new Map(),           // list → why it could not be read
@@ -165,6 +166,7 @@ const READ = {
 	policies: listPolicies,
 	capabilities: () => get("/v1/capabilities"),
 	nodes: () => get("/v1/nodes"),
+	doctor: () => get("/v1/doctor"),
 	checkpoints: listCheckpoints,
 	stateDicts: listStateDicts,
 	storages: () => all("/v1/storages", "storages", 1000, 0),
@@ -172,7 +174,7 @@ const READ = {
 	warnings: async () => (await get("/readyz").catch(() => null))?.warnings || [],
 };
 const reading = new Map();
-const LAZY = new Set(["checkpoints", "policies"]);   // read only while a view that shows them is open, or was
+const LAZY = new Set(["checkpoints", "policies", "doctor"]);   // read only while a view that shows them is open, or was
 const wanted = new Set();
 
 /** Names lists that the view on show needs beside those that are always kept. */

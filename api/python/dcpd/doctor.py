@@ -131,6 +131,14 @@ def _storages(c: Client) -> List[Line]:
     return out or [("warn", "the daemon has no storage", "start it with --storage NAME=DIR, or pass directory paths")]
 
 
+def _host(c: Client) -> List[Line]:
+    """What the daemon's host lacks, by its own account; what it has is left to `dcpctl doctor`, and storages have lines of their own."""
+    marks = {"warn": "warn", "bad": "fail"}
+    return [(marks[f["state"]], f"daemon's host, {f['name']}: {f['words']}", f["command"])
+            for f in c._t.request("GET", "/v1/doctor")["findings"]
+            if f["state"] in marks and f["name"] not in ("journal", "sandbox") and not f["name"].startswith("storage ")]
+
+
 def _sandbox(c: Client) -> Line:
     kind = c.capabilities().get("host", {}).get("sandbox")
     if kind == "none":
@@ -202,6 +210,12 @@ def examine() -> List[Line]:
         except errors.DcpdError as e:
             out.append(("fail", str(e), ""))
         out.append(_safe(lambda: _sandbox(c)))
+        try:
+            out += _host(c)
+        except errors.NotFound:
+            pass  # a daemon of an older version
+        except errors.DcpdError as e:
+            out.append(("fail", str(e), ""))
     return out
 
 
