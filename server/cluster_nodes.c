@@ -239,7 +239,7 @@ void cluster_drain(struct server *s, struct str name, bool drain, int64_t wait_m
 	CLEANUP(json_decrefp) json_t *value = json_object();
 
 	if (!c || c->problem[0]) {
-		enum err e = c ? ERR(CLUSTER_UNAVAILABLE, "%s", c->problem) : ERR(UNSUPPORTED, "there is no cluster: see --cluster");
+		enum err e = c ? ERR(CLUSTER_UNAVAILABLE, "%s", c->problem) : ERR(NOT_FOUND, "there is no cluster: see --cluster");
 		loop_later(s->loop, fn, user, e);
 		return;
 	}

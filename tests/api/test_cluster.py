@@ -138,7 +138,7 @@ def test_dcpctl_and_the_package(cluster):
 def test_without_a_cluster_there_are_no_nodes(spawn):
     d = spawn()
     assert d.api.get("/v1/nodes").ok(200) == {"nodes": []}
-    d.api.post("/v1/nodes/a:drain").problem("unsupported")
+    d.api.post("/v1/nodes/a:drain").problem("not_found")
 
 
 def test_work_goes_on_while_etcd_is_away(cluster, own):
