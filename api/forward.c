@@ -124,10 +124,9 @@ static enum MHD_Result put_query(void *user, enum MHD_ValueKind, const char *key
 static FALLIBLE enum err start(struct forwarded *f, const char *node)
 {
 	struct req *r = f->r;
-	bool is_get = strcmp(r->method, "GET") == 0 || strcmp(r->method, "HEAD") == 0;
 
 	TRY(set_headers(f));
-	f->errand.method = is_get ? "GET" : r->method;
+	f->errand.method = r->route->method; /* HEAD's is GET; it outlives the connection */
 	f->errand.body = (struct str){ (const char *)r->raw.p, r->raw.len };
 	f->errand.whole_ms = MHD_lookup_connection_value(r->conn, MHD_GET_ARGUMENT_KIND, "wait") ? WAITING_MS : WHOLE_MS;
 	f->errand.fn = on_answer;
@@ -234,7 +233,7 @@ static void on_page(struct cluster_errand *x, enum err e)
 
 	if (!e && x->status == 200)
 		e = merge_text(g, (struct str){ (const char *)x->answer.p, x->answer.len });
-	if (e == ERR_NO_MEMORY) {
+	if (e == ERR_NO_MEMORY || e == ERR_DRAINING) { /* no more nodes are asked at the end of the daemon */
 		forwarded_free(f);
 		gathering_end(g, e);
 		return;

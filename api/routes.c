@@ -189,6 +189,9 @@ static FALLIBLE enum err parse_path(struct req *r)
 		if (!path)
 			path = "/";
 	}
+	if (path[0] != '/' && strcmp(path, "*") != 0)
+		return ERR(INVALID_REQUEST, "the path does not begin with \"/\"");
+	r->path = path; /* what is routed is what is sent on to another node */
 	r->decoded = mem_strdup(path);
 	NEED(r->decoded, "cannot read the path");
 	return url_split(r->decoded, r->parts, HTTP_PARTS_MAX, &r->part_count);

@@ -62,6 +62,7 @@ static void end_chain(struct cluster *c)
 static void fail(struct cluster *c)
 {
 	c->failures++;
+	c->told_jobs = -1; /* perhaps not heard: the next look says it again */
 	if (strcmp(c->problem, err_last()->text) != 0)
 		log_warn("not in the cluster", "node", c->name, "why", err_last()->text, NULL);
 	snprintf(c->problem, sizeof c->problem, "%.*s", (int)sizeof c->problem - 1, err_last()->text);

@@ -132,6 +132,8 @@ void cluster_send(struct cluster *c, const char *name, struct cluster_errand *x)
 	x->heads = BUF_INIT(HEADS_MAX);
 	snprintf(x->node, sizeof x->node, "%s", name);
 	list2_add(&c->errands, x);
+	if (!e && x->path[0] != '/') /* else it would end in another host, with this cluster's secret */
+		e = ERR(INTERNAL, "a path that does not begin with \"/\"");
 	if (!e) {
 		buf_printf(&x->url, "%s%s", member_text(n, "url"), x->path);
 		buf_putc(&x->url, '\0');

@@ -260,11 +260,8 @@ void cluster_drain(struct server *s, struct str name, bool drain, int64_t wait_m
 
 void cluster_nodes_free(struct cluster *c)
 {
-	for (struct cluster_wait *w = c->waits, *next; w; w = next) {
-		next = w->next;
-		loop_timer_stop(&w->timer);
-		mem_free(w);
-	}
+	while (c->waits)
+		wait_end(c->waits, ERR(DRAINING, "the daemon is shutting down"));
 	drop_nodes(c);
 	vec_free(&c->nodes);
 }

@@ -1,5 +1,6 @@
 """Any node of a cluster answers for every job, and work for a drained node is done by another."""
 import json
+import socket
 
 import etcd
 import pytest
@@ -42,6 +43,22 @@ def test_any_node_answers_for_a_job(pair):
     assert 'node "a"' in p["detail"]
     b.api.get("/v1/jobs/01J00000000000000000000000").problem("not_found")
     assert json.loads(b.ctl("job", done["id"], "--json").stdout)["node"] == "a"
+
+
+def test_a_request_goes_to_no_other_host(pair):
+    """Behind a node's URL, a path that begins with "@" would make the node's address a user, and of what follows the host."""
+    a, b = pair
+    job = save(a, "run/step-1")["id"]
+    with socket.create_server(("127.0.0.1", 0)) as stranger, socket.socket(socket.AF_UNIX) as c:
+        stranger.setblocking(False)
+        c.connect(str(b.socket))
+        c.settimeout(30)
+        target = f"@127.0.0.1:{stranger.getsockname()[1]}/x://h/v1/jobs/{job}"
+        c.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        answer = c.makefile("rb").read()
+        with pytest.raises(BlockingIOError):
+            stranger.accept()
+    assert answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 400 "))
 
 
 def test_the_list_has_the_jobs_of_all_nodes(pair):
