@@ -111,7 +111,7 @@ FALLIBLE enum err h_capabilities(struct req *r)
 
 FALLIBLE enum err h_doctor(struct req *r)
 {
-	struct buf b = BUF_INIT(1 << 20);
+	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 
 	TRY(doctor_report(r->core, &b));
 	return req_json(r, 200, &b);

@@ -26,7 +26,7 @@
 #include "server/job.h"
 #include "server/parts.h"
 
-enum { BEAT_S = 10, TEXT_MAX = EVENTS_DATA_MAX + 1024 };
+enum { BEAT_S = 10, STALLS_MAX = 2, TEXT_MAX = EVENTS_DATA_MAX + 1024 };
 enum { CHUNK_TEXT = 16 << 10, CHUNK_HEAD = 10 }; /* a chunk takes no more events when it has so many bytes; its size as 8 digits, CR, LF */
 
 struct stream {
@@ -40,6 +40,7 @@ struct stream {
 	uint64_t after;
 	char job[JOB_ID_LEN + 1];     /* "": all jobs */
 	bool lines, asleep, beat, ending;
+	unsigned stalls;              /* beats since a rest that waits was last sent on */
 	bool is_half, broken;         /* a part of a chunk has been sent; nothing can be sent any more */
 };
 
@@ -228,7 +229,7 @@ static void push(struct stream *s)
 {
 	const struct chunk *c;
 
-	if (s->is_half) {
+	if (s->is_half && !s->broken) {
 		s->is_half = !send_some(s, s->text.p, s->text.len, &s->sent);
 		if (!s->is_half)
 			watch_free(&s->slow);
@@ -272,6 +273,8 @@ static void on_beat(evutil_socket_t, short, void *user)
 
 	for (struct stream *s = all->first; s; s = s->next) {
 		s->beat = s->asleep;
+		s->stalls = s->asleep && s->is_half ? s->stalls + 1 : 0;
+		s->broken = s->broken || s->stalls > STALLS_MAX;
 		tell(s);
 	}
 }
@@ -382,7 +385,7 @@ FALLIBLE enum err stream_start(struct req *r, const char *job)
 	NEED(s, "cannot open a stream");
 	s->all = all;
 	s->req = r;
-	s->text = BUF_INIT(TEXT_MAX);
+	s->text = BUF_INIT(CHUNK_TEXT + TEXT_MAX);
 	s->after = after;
 	s->lines = lines;
 	snprintf(s->job, sizeof s->job, "%s", job ? job : "");

@@ -231,8 +231,8 @@ void follower_keep(struct follower *fresh, const struct principal *who, done_fn 
 		loop_later(all->server->loop, on_changed, c, e);
 		return;
 	}
-	c->is_counted = !follower_find(all, str_of(fresh->name));
-	all->coming += c->is_counted;
+	c->is_counted = true; /* a replacement, too: what it replaces may go first */
+	all->coming++;
 	journal_commit(all->server->journal, t, on_changed, c);
 }
 

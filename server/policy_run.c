@@ -405,7 +405,8 @@ static FALLIBLE enum err decide(struct policies *all, const struct policy_record
 	uint32_t n = 0;
 
 	followers_each(const struct policy_entry, p, all->list)
-		policies[n++] = p->policy;
+		if (n < FOLLOWERS_MAX)
+			policies[n++] = p->policy;
 	TRY(retention_evaluate(records->list.v, records->list.n, policies, n, &now, &result));
 	note_sums(all, &result);
 	CLEANUP(plan_free) struct plan plan = { .all = all, .records = records, .result = &result, .policies = policies };

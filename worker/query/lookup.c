@@ -449,6 +449,8 @@ static FALLIBLE enum err read_file(const json_t *q, struct store_at dir, struct 
 
 	TRY(store_open_file(dir, name, STORE_READ, &file));
 	TRY(store_stat(file, "", &st));
+	if (!S_ISREG(st.st_mode))
+		return ERR(NOT_FOUND, "'%s' is no file", name);
 	if (offset > (uint64_t)st.st_size)
 		return ERR(RANGE_INVALID, "'%s' has %jd bytes, and none at %ju", name, (intmax_t)st.st_size, (uintmax_t)offset);
 	uint64_t n = (uint64_t)st.st_size - offset;
