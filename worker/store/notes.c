@@ -250,18 +250,24 @@ static FALLIBLE enum err write_doc(struct store_at folder, const char *name, jso
 static FALLIBLE enum err change_hold(const struct store_job *by, const char *name, struct store_at folder, const char *notes, json_t *hold)
 {
 	CLEANUP(jval_drop) json_t *doc = NULL;
-	struct hold old = hold_at(folder, notes);
 	struct stat was;
 	bool is_there;
+	/* First, so that a hold which comes behind the look makes the swap fail. */
+	enum err e = read_doc_at(folder, notes, &doc, &was, &is_there);
+	struct err_info info = *err_last();
+	struct hold old = hold_at(folder, notes);
 
 	if (old.is_held && old.owner < 0)
 		return ERR(CHECKPOINT_HELD, "'%s': %s: mend or remove that file", name, old.reason);
 	if (old.is_held && !by->admin && old.owner != by->uid)
 		return ERR(FORBIDDEN, "'%s' is held by uid %jd: only that one, root and dcpd's own user change the hold", name,
 			   (intmax_t)old.owner);
+	if (e) {
+		err_restore(&info);
+		return e;
+	}
 	if (!hold && !old.is_held)
 		return OK;
-	TRY(read_doc_at(folder, notes, &doc, &was, &is_there));
 	const json_t *going = json_object_get(doc, "going");
 	if (hold && json_array_size(going))
 		return ERR(TARGET_BUSY, "'%s' is being removed or replaced, by the job %.64s: ask again behind it", name,

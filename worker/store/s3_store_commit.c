@@ -353,8 +353,8 @@ static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, 
 	NEED(before, "no memory for a folder");
 	if (replaces) {
 		TRY(check_replaced(s, m, replaces, before, etag));
+		*sealed_out = true; /* even if the answer is lost */
 		TRY(notes_seal(store_top(s->store), m->target, !m->is_file, m->job));
-		*sealed_out = true;
 	} else if (!m->is_file) {
 		TRY(s3_folder_look(client, m->target, false, before));
 		TRY(check_free(before));
@@ -373,8 +373,10 @@ static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, 
 	s->done = true;
 	e = !replaces || m->is_file ? OK : s3_clear_folder(client, before);
 	e = e ?: replaces ? notes_drop(store_top(s->store), m->target, !m->is_file) : OK;
-	if (e)
-		err_clear(); /* keys that nobody sees */
+	if (e) {
+		err_clear(); /* keys that nobody sees, until the sweep that finds the mark */
+		s->leaves = true;
+	}
 	return OK;
 }
 
@@ -386,8 +388,10 @@ static FALLIBLE enum err publish_one(struct staging *s, const struct s3_mark *m,
 	enum err e = commit_one(s, m, commit, replaces, &sealed);
 	if (e && sealed && s->made) {
 		struct err_info info = *err_last();
-		if (s3_unseal(s->store, m))
+		if (s3_unseal(s->store, m)) {
 			err_clear();
+			s->made = false; /* the mark stays, for the sweep that lifts the seal */
+		}
 		err_restore(&info);
 	}
 	return e;
@@ -534,7 +538,7 @@ enum err s3_publish(struct staging *s, const char *replaces)
 	TRY(given || !commit ? publish_given(s, &m, replaces) : publish_one(s, &m, commit, replaces));
 	s3_part_forget(own, m.staging, false);
 	/* a file has nothing else that tells of the job: the sweep behind it takes its mark and receipt */
-	if (!m.is_file && s3_delete(own->client, m.key, NULL))
+	if (!m.is_file && !s->leaves && s3_delete(own->client, m.key, NULL))
 		err_clear();
 	return OK;
 }
@@ -591,16 +595,14 @@ enum err s3_remove(const struct store_job *by, const struct store *s, const char
 	m.removed[0] = f->attempt;
 	m.removed[1] = f->given;
 	TRY(put_mark(client, &m, S3_ALWAYS));
-	bool lies = false, is_sealed;
+	bool lies = false;
 	enum err e = notes_seal(store_top(s), name, !m.is_file, m.job);
-	is_sealed = !e;
 	e = e ?: take_away(s, &m, f, m.is_file ? &file : &f->commit, how, &lies);
 	if (e && lies)
 		return e; /* who finds the mark goes on */
 	struct err_info info = *err_last();
-	if (e && is_sealed && s3_unseal(s, &m))
-		err_clear();
-	if (s3_delete(client, m.key, NULL))
+	/* a seal that could not be lifted, or whose answer was lost, goes with the mark: the sweep that finds the mark lifts it */
+	if ((e && s3_unseal(s, &m)) || s3_delete(client, m.key, NULL))
 		err_clear();
 	if (e)
 		err_restore(&info);

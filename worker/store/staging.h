@@ -40,6 +40,7 @@ struct staging {
 	bool direct;                   /* O_DIRECT works here, and is of use */
 	bool in_memory;                /* tmpfs */
 	bool made, done;               /* set by the store: it is to be removed; it is published */
+	bool leaves;                   /* set by the store: published, and a sweep is to remove what it replaced */
 	bool is_file;                  /* the target is the one staged file of its name; the manifest becomes the page beside it */
 	bool in_place;                   /* the target stays, with whatever else is in it: files are moved into it one by one */
 	bool no_sync;                  /* data files and metadata are not fsynced */
