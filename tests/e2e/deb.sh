@@ -55,6 +55,10 @@ began=$(date +%s%N)
 packages install
 inside getent passwd dcpd >/dev/null || fail "there is no user dcpd"
 [ "$(stat -c %u:%a "$root/srv/checkpoints")" = "$(inside id -u dcpd):750" ] || fail "/srv/checkpoints is not the service's"
+wants=$root/etc/systemd/system
+[ -L "$wants/multi-user.target.wants/dcpd.service" ] || fail "the service is not enabled"
+[ -e "$root/lib/systemd/system/dcpd.socket" ] && [ ! -L "$wants/sockets.target.wants/dcpd.socket" ] ||
+	fail "dcpd.socket is missing, or on without having been asked for"
 sed -i 's/^listen = 127.0.0.1:8427$/listen = 127.0.0.1:0/' "$root/etc/dcpd/dcpd.conf" # the port may be taken here
 start
 inside python3 -c 'import dcpd; dcpd.save({"lr": 0.1, "blob": bytes(100000)}, "main:run1/step-1")' || fail "no save"
