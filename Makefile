@@ -7,6 +7,7 @@
 #   DCPD_RETRY=1                 a test that fails is run once more, and listed as flaky if it passes then
 #   LONG=1                       make check runs the tests marked `long` too
 #   SETS=N                       make check runs N sets of tests at a time (all)
+#   PURE=1 IMAGE=NAME            make wheel: Python alone; make sbom: of an image too
 #   JOBS=N T=WORD KEEP=1 REQUESTS=N PREFIX=/usr/local DESTDIR= FUZZ_SECONDS=60 SAN_SECONDS=5 DCPD_TEST_VENV=DIR
 
 .DEFAULT_GOAL := all
@@ -69,6 +70,7 @@ TEST_DEBS := g++ locales libcmocka-dev python3 python3-venv python3-yaml strace 
 BENCH_DEBS := chromium fio wrk zstd python3 python3-venv
 DEB_DEBS := debhelper dh-python dpkg-dev fakeroot
 DEPLOY_DEBS := lintian debootstrap
+WHEEL_DEBS := binutils patchelf dpkg python3
 FUZZ_DEBS := clang libclang-rt-14-dev
 
 .PHONY: quickstart
@@ -196,9 +198,19 @@ compile_commands.json: $(O)/.flags ## how each C file is compiled, for editors a
 	  printf '\n]\n'; } >$@
 
 .PHONY: wheel
-wheel: ## the Python package as build/wheel/dcpd-*.whl, without network
-	$(Q)mkdir -p build/wheel && cd api/python && python3 -c "import backend; backend.build_wheel('../../build/wheel')"
+wheel: $(if $(PURE),,all) ## build/wheel/dcpd-*.whl: the Python package with the programs and their libraries inside (PURE=1: Python alone)
+	$(Q)$(if $(PURE),:,deploy/deps.sh $(WHEEL_DEBS))
+	$(Q)rm -rf build/wheel && mkdir -p build/wheel
+	$(Q)export PYTHONDONTWRITEBYTECODE=1; $(if $(PURE),cd api/python && python3 -c "import backend; backend.build_wheel('../../build/wheel')",\
+	  deploy/wheel.py $(BIN) build/wheel >/dev/null)
 	@ls build/wheel/*.whl
+
+.PHONY: sbom
+sbom: all ## build/sbom/*.cdx.json: what the programs are linked with, and what is in an image (IMAGE=NAME)
+	$(Q)mkdir -p build/sbom && deploy/sbom.py dcpd $(BIN)/dcpd $(BIN)/dcpd-worker $(BIN)/dcpctl >build/sbom/dcpd.cdx.json
+	$(Q)$(if $(IMAGE),docker run --rm --entrypoint dpkg-query $(IMAGE) -W -f '$${Package}\t$${Version}\t$${Architecture}\n' | \
+	  deploy/sbom.py $(IMAGE) - >build/sbom/image.cdx.json)
+	@ls build/sbom/*
 
 .PHONY: install
 install: all ## install under PREFIX (default /usr/local), below DESTDIR
@@ -314,11 +326,13 @@ check-fresh: ## quickstart and check in a bare Debian 12 that debootstrap makes,
 	$(Q)tests/fresh.sh
 
 .PHONY: check-deploy
-check-deploy: ## the Debian packages in a clean Debian 12 (needs root), and the containers where there is Docker
+check-deploy: ## packages and wheel in a clean Debian 12 (needs root; CLEAN=DIR has one), and the containers where there is Docker
 	$(Q)$(MAKE) --no-print-directory deb
 	$(Q)deploy/deps.sh $(DEPLOY_DEBS)
 	$(Q)lintian --fail-on error,warning build/deb/*.changes
-	$(Q)tests/e2e/deb.sh
+	$(Q)tests/e2e/deb.sh $(CLEAN)
+	$(Q)$(MAKE) --no-print-directory wheel
+	$(Q)tests/e2e/wheel.sh $(CLEAN)
 	$(Q)$(PYTEST) -rs tests/e2e/test_deploy.py
 
 .PHONY: check-contract

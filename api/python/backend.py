@@ -1,5 +1,5 @@
 """Builds the wheel. Python files and a text or two need no build tool: with a backend of our own `pip install ./api/python` works on
-a machine without network and without setuptools."""
+a machine without network and without setuptools. That wheel is Python alone; deploy/wheel.py adds the programs to it."""
 import base64
 import hashlib
 import io
@@ -30,14 +30,17 @@ def _files():
     return sorted(p for p in (HERE / NAME).rglob("*") if p.is_file() and "__pycache__" not in p.parts and p.suffix in (".py", ".typed"))
 
 
-def _wheel(directory, files):
+def _wheel(directory, files, platform="any", commands=(), notes=None):
+    """Writes files (path → text or bytes; those in a folder _bin are executable) as a wheel, with notes in its .dist-info."""
     tag = f"{NAME}-{_version()}"
     info = f"{tag}.dist-info"
+    scripts = "".join(f"{c}\n" for c in ("[console_scripts]", "dcpd-doctor = dcpd.doctor:main", *commands))
+    pure = "true" if platform == "any" else "false"
     files = {**files, f"{info}/METADATA": _metadata(),
-             f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: dcpd\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-             f"{info}/entry_points.txt": "[console_scripts]\ndcpd-doctor = dcpd.doctor:main\n"}
+             f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: dcpd\nRoot-Is-Purelib: {pure}\nTag: py3-none-{platform}\n",
+             f"{info}/entry_points.txt": scripts, **{f"{info}/{k}": v for k, v in (notes or {}).items()}}
     record = []
-    name = f"{tag}-py3-none-any.whl"
+    name = f"{tag}-py3-none-{platform}.whl"
     with zipfile.ZipFile(os.path.join(directory, name), "w", zipfile.ZIP_DEFLATED) as z:
         for path, data in files.items():
             data = data.encode() if isinstance(data, str) else data
@@ -50,12 +53,22 @@ def _wheel(directory, files):
 
 def _put(z, path, data):
     i = zipfile.ZipInfo(path, EPOCH)
-    i.external_attr, i.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
+    i.external_attr, i.compress_type = (0o100755 if "_bin" in path.split("/") else 0o100644) << 16, zipfile.ZIP_DEFLATED
     z.writestr(i, data)
 
 
+def python_files():
+    return {str(p.relative_to(HERE)): p.read_bytes() for p in _files()}
+
+
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    return _wheel(wheel_directory, {str(p.relative_to(HERE)): p.read_bytes() for p in _files()})
+    return _wheel(wheel_directory, python_files())
+
+
+def build_with_programs(directory, programs, platform, notes):
+    """The wheel for one platform: programs (name → bytes, lib/NAME for their libraries) are commands where it is installed."""
+    commands = [f"{c} = dcpd._programs:{c}" for c in ("dcpd", "dcpctl")]
+    return _wheel(directory, {**python_files(), **{f"{NAME}/_bin/{k}": v for k, v in programs.items()}}, platform, commands, notes)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):

@@ -4,30 +4,10 @@
 # it is made. Needs root. The last line says how long it took from the packages to the first save.
 set -eu
 cd "$(dirname "$0")/../.."
-fail() { echo "deb.sh: $*" >&2; exit 1; }
-[ "$(id -u)" -eq 0 ] || fail "needs root"
-work=$(mktemp -d /var/tmp/dcpd-deb-XXXXXX)
-root=$work/root
-pid=
-end() {
-	[ -z "$pid" ] || kill "$pid" 2>/dev/null || true
-	for m in dev/shm proc; do umount "$root/$m" 2>/dev/null || true; done
-	rm -rf --one-file-system "$work"
-}
-trap end EXIT
-
-if [ -n "${1:-}" ]; then
-	cp -a "$1" "$root"
-else
-	debootstrap --variant=minbase bookworm "$root" http://deb.debian.org/debian >"$work/log" || fail "$(tail -3 "$work/log")"
-fi
+. tests/e2e/clean.sh
 mkdir -p "$root/debs"
 cp build/deb/*.deb "$root/debs/"
 rm -f "$root"/debs/*dbgsym*
-mount -t proc proc "$root/proc"
-mkdir -p "$root/dev/shm"
-mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
-inside() { chroot "$root" env DEBIAN_FRONTEND=noninteractive LC_ALL=C "$@"; }
 packages() {
 	inside sh -c 'apt-get -q -y -o Dpkg::Use-Pty=0 --no-install-recommends '"$1"' /debs/*.deb' >"$work/log" 2>&1 ||
 		fail "$(tail -5 "$work/log")"

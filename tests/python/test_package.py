@@ -34,6 +34,25 @@ def test_wheel_works_by_itself(tmp_path, d):
     assert (tmp_path / backend().build_sdist(str(tmp_path))).stat().st_size > 10_000
 
 
+def test_a_wheel_with_programs_makes_them_commands(tmp_path, monkeypatch):
+    programs = {"dcpd": b"#!/bin/sh\n", "lib/libx.so.1": b"x"}
+    name = backend().build_with_programs(str(tmp_path), programs, "manylinux_2_36_x86_64", {"licenses/x": "free"})
+    assert name.endswith("-py3-none-manylinux_2_36_x86_64.whl")
+    with zipfile.ZipFile(tmp_path / name) as z:
+        modes = {i.filename: i.external_attr >> 16 for i in z.infolist()}
+        notes = {n.partition(".dist-info/")[2]: z.read(n).decode() for n in modes if ".dist-info/" in n}
+        z.extractall(tmp_path / "site")
+    assert modes["dcpd/_bin/dcpd"] == 0o100755 and modes["dcpd/__init__.py"] == 0o100644
+    assert "Root-Is-Purelib: false" in notes["WHEEL"] and notes["licenses/x"] == "free"
+    assert "dcpctl = dcpd._programs:dcpctl" in notes["entry_points.txt"]
+    package = tmp_path / "site/dcpd"
+    (package / "_bin/dcpd").chmod(0o755)
+    code = "from dcpd import _local, _programs; print(_local.find_program()); _programs.dcpctl()"
+    out = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True,
+                         env={"PYTHONPATH": str(package.parent), "PATH": "/bin"})
+    assert out.stdout.strip() == str(package / "_bin/dcpd") and "no programs inside" in out.stderr, out
+
+
 def test_versions_agree():
     text = (PACKAGE / "pyproject.toml").read_text()
     root = PACKAGE.parents[1]

@@ -16,7 +16,7 @@ import tempfile
 import time
 from typing import Dict, Optional, Union
 
-from . import _daemon, _session, errors
+from . import _daemon, _programs, _session, errors
 from ._http import Endpoint, Transport
 from .client import Client
 
@@ -37,10 +37,10 @@ def base_folder() -> str:
 
 
 def find_program() -> str:
-    """The dcpd program: DCPD_BIN, beside this Python, in PATH, or built in the tree that this package lies in."""
+    """The dcpd program: DCPD_BIN, inside this package, beside this Python, in PATH, or built in the tree that this package lies in."""
     tree = os.path.join(os.path.dirname(__file__), "..", "..", "..", "build", "bin", "dcpd")
-    for p in (os.environ.get("DCPD_BIN"), os.path.join(os.path.dirname(sys.executable), "dcpd"), shutil.which("dcpd"),
-              "/usr/local/bin/dcpd", os.path.abspath(tree)):
+    for p in (os.environ.get("DCPD_BIN"), _programs.inside("dcpd"), os.path.join(os.path.dirname(sys.executable), "dcpd"),
+              shutil.which("dcpd"), "/usr/local/bin/dcpd", os.path.abspath(tree)):
         if p and os.access(p, os.X_OK) and os.path.isfile(p):
             return p
     raise errors.NoDaemon("no dcpd program found: build it (`make`), install it, or set DCPD_BIN to it")
