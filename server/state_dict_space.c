@@ -1,7 +1,7 @@
 /* state_dict_space.c: how much shared memory is held, and the threads that make segments.
  *
- * Making one means to have the kernel clear its pages (fallocate): seconds for a large one, so it is done off the loop, in steps
- * that a stop can interrupt. A few threads, because the ranks of a first save ask at the same moment. The bytes are counted when
+ * Making one means to have the kernel allocate and clear its pages (seg_allocate): seconds for a large one, so it is done off the loop,
+ * in steps that a stop can interrupt. A few threads, because the ranks of a first save ask at the same moment. The bytes are counted when
  * they are promised, not when they exist: two reservations cannot both believe in the same space. */
 #include <pthread.h>
 #include <stdio.h>

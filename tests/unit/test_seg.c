@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -12,9 +13,23 @@
 
 #include "os/seg.h"
 
-enum { PAGE = 4096 };
+enum { PAGE = 4096, HUGE = 2 << 20 };
 
 static const struct seg_owner nobody;
+
+struct touch {
+	volatile unsigned char *p;
+	size_t bytes;
+	unsigned sum;
+};
+
+static void touch_all(void *user)
+{
+	struct touch *t = user;
+
+	for (size_t i = 0; i < t->bytes; i += PAGE)
+		t->sum += t->p[i];
+}
 
 static void test_create_and_open(void **state)
 {
@@ -43,6 +58,77 @@ static void test_create_and_open(void **state)
 	T_ERR(SEGMENT_GONE, seg_open(name, 3 * PAGE, &again));
 	close(fd);
 	close(other);
+}
+
+/* KiB of the mapping at p that are mapped by huge pages. */
+static unsigned long huge_kib(const unsigned char *p)
+{
+	FILE *f = fopen("/proc/self/smaps", "r");
+	char line[512];
+	unsigned long begin, end, kib = 0;
+	bool here = false;
+
+	assert_non_null(f);
+	while (fgets(line, sizeof line, f)) {
+		if (sscanf(line, "%lx-%lx ", &begin, &end) == 2)
+			here = begin == (uintptr_t)p;
+		else if (here && sscanf(line, "ShmemPmdMapped: %lu kB", &kib) == 1)
+			break;
+	}
+	(void)fclose(f);
+	return kib;
+}
+
+/* Does this host give huge pages to whoever asks for them? */
+static bool host_has_huge_pages(void)
+{
+	char name[SEG_NAME_MAX];
+	struct seg_map m;
+	int fd;
+
+	T_OK(seg_create(&nobody, 2 * HUGE, name, &fd));
+	T_OK(seg_unlink(name));
+	T_OK(seg_map(fd, 2 * HUGE, true, &m));
+	memset(m.p, 1, m.bytes);
+	unsigned char *whole = m.p + (-(uintptr_t)m.p & (HUGE - 1));
+	bool has = madvise(whole, HUGE, 25 /* MADV_COLLAPSE */) == 0;
+	seg_unmap(&m);
+	close(fd);
+	return has;
+}
+
+/* Allocates exactly what was asked for, as huge pages where they fit; a shrunk segment ends in an error as ever. */
+static void test_huge(void **state)
+{
+	static const uint64_t ranges[][2] = { { 0, 8 * HUGE }, { 0, 5 * HUGE + PAGE }, { HUGE + PAGE, 4 * HUGE }, { PAGE, HUGE } };
+
+	(void)state;
+	if (!host_has_huge_pages())
+		skip();
+	for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+		uint64_t at = ranges[i][0], bytes = ranges[i][1], first = (at + HUGE - 1) / HUGE, last = (at + bytes) / HUGE;
+		char name[SEG_NAME_MAX];
+		struct seg_map m;
+		struct stat st;
+		int fd;
+		T_OK(seg_create(&nobody, 8 * HUGE, name, &fd));
+		T_OK(seg_unlink(name));
+		T_OK(seg_allocate(fd, at, bytes));
+		assert_int_equal(fstat(fd, &st), 0);
+		assert_int_equal(st.st_blocks, bytes / 512);
+		assert_int_equal(st.st_size, 8 * HUGE);
+		T_OK(seg_map(fd, 8 * HUGE, true, &m));
+		assert_int_equal((uintptr_t)m.p % HUGE, 0);
+		seg_populate(m.p + at, bytes, false);
+		assert_int_equal(huge_kib(m.p), last > first ? (last - first) * HUGE / 1024 : 0);
+		struct touch t = { m.p, m.bytes, 0 };
+		T_OK(seg_guard(touch_all, &t));
+		assert_int_equal(t.sum, 0); /* new memory holds nobody's bytes */
+		assert_int_equal(ftruncate(fd, HUGE / 2), 0);
+		T_ERR(SEGMENT_SHRUNK, seg_guard(touch_all, &t));
+		seg_unmap(&m);
+		close(fd);
+	}
 }
 
 static void test_owner(void **state)
@@ -186,20 +272,6 @@ static void test_list(void **state)
 	assert_int_equal(l.found, 0);
 	close(fa);
 	close(fb);
-}
-
-struct touch {
-	volatile unsigned char *p;
-	size_t bytes;
-	unsigned sum;
-};
-
-static void touch_all(void *user)
-{
-	struct touch *t = user;
-
-	for (size_t i = 0; i < t->bytes; i += PAGE)
-		t->sum += t->p[i];
 }
 
 static void shrink_and_touch(void)
@@ -346,7 +418,7 @@ static void test_unguarded(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_create_and_open), cmocka_unit_test(test_owner),
+		cmocka_unit_test(test_create_and_open), cmocka_unit_test(test_huge), cmocka_unit_test(test_owner),
 		cmocka_unit_test(test_shortage),
 		cmocka_unit_test(test_squatting),
 		cmocka_unit_test(test_grant),

@@ -4,6 +4,8 @@
  * checked to be of this uid. The ACL is what lets a trainer of another uid in: a mode or a group would let in more than that one. */
 #include "os/seg.h"
 
+#include "base/num.h"
+
 #include <acl/libacl.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -17,7 +19,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PREFIX_LEN = 6, OWNER_LEN = 12, RANDOM_BYTES = 16 };
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+enum { PREFIX_LEN = 6, OWNER_LEN = 12, RANDOM_BYTES = 16, SMALL_PAGE = 4096, HUGE_PAGE = 2 << 20 };
 
 static const char prefix[] = "/dcpd-", hex[] = "0123456789abcdef";
 
@@ -99,6 +105,52 @@ enum err seg_create(const struct seg_owner *owner, uint64_t bytes, char name_out
 	return OK;
 }
 
+/* As mmap, at a multiple of HUGE_PAGE: elsewhere the kernel could map no huge pages of what lies at one in the file. */
+static void *map_aligned(int fd, uint64_t at, uint64_t bytes, int access)
+{
+	uint64_t size = (bytes + SMALL_PAGE - 1) / SMALL_PAGE * SMALL_PAGE;
+	unsigned char *room = mmap(NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (room == MAP_FAILED)
+		return room;
+	uint64_t before = -(uintptr_t)room & (HUGE_PAGE - 1);
+	void *p = mmap(room + before, size, access, MAP_SHARED | MAP_FIXED, fd, (off_t)at);
+	if (p == MAP_FAILED) {
+		int reason = errno;
+		munmap(room, size + HUGE_PAGE);
+		errno = reason;
+		return p;
+	}
+	munmap(room + before + size, HUGE_PAGE - before);
+	if (before)
+		munmap(room, before);
+	return p;
+}
+
+/* Has the kernel (Linux 6.1 on) allocate the whole huge pages of [offset, offset + bytes), whatever the mount's `huge` option says: a page
+ * of each is allocated, and collapsed with the holes behind it. The mapping that the kernel wants for it gives no access, so no
+ * SIGBUS and no byte of a peer reaches this process. What cannot be had as huge pages is left to fallocate.
+ * The kernel takes a huge page from the NUMA node of that page, and interleaves nodes by page: so it is another one in each. */
+static void allocate_huge(int fd, uint64_t offset, uint64_t bytes)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return;
+	uint64_t begin = num_div_up(offset, HUGE_PAGE) * HUGE_PAGE;
+	uint64_t end = num_min(offset + bytes, (uint64_t)st.st_size) / HUGE_PAGE * HUGE_PAGE;
+	if (end <= begin)
+		return;
+	for (uint64_t at = begin; at < end; at += HUGE_PAGE)
+		if (fallocate(fd, 0, (off_t)(at + at / HUGE_PAGE * SMALL_PAGE % HUGE_PAGE), 1) < 0)
+			return;
+	void *p = map_aligned(fd, begin, end - begin, PROT_NONE);
+	if (p == MAP_FAILED)
+		return;
+	(void)madvise(p, end - begin, MADV_COLLAPSE);
+	munmap(p, end - begin);
+}
+
 enum err seg_allocate(int fd, uint64_t offset, uint64_t bytes)
 {
 	int bad;
@@ -108,6 +160,7 @@ enum err seg_allocate(int fd, uint64_t offset, uint64_t bytes)
 	if (offset > INT64_MAX || bytes > INT64_MAX - offset)
 		return ERR(LIMIT_EXCEEDED, "%ju bytes at %ju do not fit a segment", (uintmax_t)bytes,
 			   (uintmax_t)offset);
+	allocate_huge(fd, offset, bytes);
 	/* A signal makes tmpfs undo what it did: begin again. */
 	do
 		bad = fallocate(fd, 0, (off_t)offset, (off_t)bytes);
@@ -265,7 +318,7 @@ enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out)
 
 	TRY(check_size(fd, bytes));
 	if (bytes) {
-		p = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+		p = map_aligned(fd, 0, bytes, PROT_READ | (writable ? PROT_WRITE : 0));
 		if (p == MAP_FAILED)
 			return ERR_SYS(SYSTEM, "cannot map a segment of %ju bytes", (uintmax_t)bytes);
 	}
@@ -275,11 +328,11 @@ enum err seg_map(int fd, uint64_t bytes, bool writable, struct seg_map *out)
 
 enum err seg_map_page(int fd, uint64_t at, struct seg_map *out)
 {
-	void *p = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)at);
+	void *p = mmap(NULL, SMALL_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)at);
 
 	if (p == MAP_FAILED)
 		return ERR_SYS(SYSTEM, "cannot map a page of a segment");
-	*out = (struct seg_map){ p, 4096 };
+	*out = (struct seg_map){ p, SMALL_PAGE };
 	return OK;
 }
 

@@ -1,4 +1,4 @@
-/* seg.h: POSIX shared memory segments. The coordinator makes and keeps fds (it never maps); workers map.
+/* seg.h: POSIX shared memory segments. The coordinator makes and keeps fds (it has no access to a byte); workers map.
  *
  * Named segments cannot be sealed by the kernel, so a peer may shrink one while we read: seg_guard() makes the SIGBUS of that an
  * ordinary ERR_SEGMENT_SHRUNK. */
@@ -20,7 +20,8 @@ struct seg_owner {
 FALLIBLE enum err seg_create(const struct seg_owner *owner, uint64_t bytes, char name_out[SEG_NAME_MAX], int *fd_out);
 /* false: the name does not say, as "/dcpd-<32 hex>" of earlier versions. */
 bool seg_owner_of(const char *name, struct seg_owner *out);
-/* Allocates [offset, offset + bytes) (fallocate): ENOSPC → ERR_SHM_EXHAUSTED. Call in steps from a helper thread. */
+/* Allocates [offset, offset + bytes): huge pages where whole ones fit and the kernel has them, else fallocate. ENOSPC →
+ * ERR_SHM_EXHAUSTED. Call in steps of many MiB from a helper thread. */
 FALLIBLE enum err seg_allocate(int fd, uint64_t offset, uint64_t bytes);
 /* Gives `uid` read and write access by a POSIX ACL entry; others keep none. Our own uid needs nothing. */
 FALLIBLE enum err seg_grant(int fd, uid_t uid);
