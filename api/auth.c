@@ -9,6 +9,7 @@
 #include "api/api_impl.h"
 #include "api/guard.h"
 #include "base/mem.h"
+#include "server/cluster.h"
 
 enum { GROUPS_MAX = 65536 };
 
@@ -82,17 +83,19 @@ FALLIBLE enum err auth_scope(const struct req *r, enum scope least)
 
 FALLIBLE enum err auth_route(const struct req *r)
 {
+	if (r->caller.images_only && !r->route->image)
+		return ERR(FORBIDDEN, "this is not for workers of other nodes");
 	return r->route->open ? OK : auth_scope(r, needed(r));
 }
 
 FALLIBLE enum err auth_of_node(struct req *r)
 {
-	const char *text = req_head(r, AUTH_CALLER_HEAD);
+	const char *text = req_head(r, CLUSTER_CALLER_HEAD);
 	unsigned uid = 0, scope = 0, admin = 0;
 	char token[TOKEN_NAME_MAX + 1];
 
 	if (!text || sscanf(text, "%10u %1u %1u %64s", &uid, &scope, &admin, token) != 4 || scope < SCOPE_READ || scope > SCOPE_ADMIN)
-		return ERR(INVALID_REQUEST, "%s is missing, or not what a node sends", AUTH_CALLER_HEAD);
+		return ERR(INVALID_REQUEST, "%s is missing, or not what a node sends", CLUSTER_CALLER_HEAD);
 	r->caller = (struct caller){ .uid = (uid_t)uid, .known = true, .admin = admin == 1, .scope = (enum scope)scope, .is_node = true };
 	if (strcmp(token, "-") != 0)
 		snprintf(r->caller.token, sizeof r->caller.token, "%s", token);

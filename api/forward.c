@@ -24,7 +24,7 @@ struct forwarded {
 
 static void put_caller(const struct req *r, struct buf *b)
 {
-	buf_printf(b, "%s: %u %u %u %s", AUTH_CALLER_HEAD, (unsigned)r->caller.uid, (unsigned)r->caller.scope, (unsigned)r->caller.admin,
+	buf_printf(b, "%s: %u %u %u %s", CLUSTER_CALLER_HEAD, (unsigned)r->caller.uid, (unsigned)r->caller.scope, (unsigned)r->caller.admin,
 		   r->caller.token[0] ? r->caller.token : "-");
 }
 

@@ -87,17 +87,22 @@ FALLIBLE enum err guard_head(struct req *r, const char *version)
 		return OK;
 	/* A wrong token is an error even where none is needed: the caller thinks it is someone. */
 	r->caller.known = r->caller.admin = false;
-	if (cluster_is_peer(r->core->cluster, auth))
-		return auth_of_node(r);
+	bool images_only = cluster_is_reader(r->core->cluster, auth);
+	if (images_only || cluster_is_peer(r->core->cluster, auth)) {
+		enum err e = auth_of_node(r);
+		r->caller.images_only = images_only;
+		return e;
+	}
 	return tokens_find(r->api->tokens, auth, &r->caller);
 }
 
-/* Everything below /v1 but event streams and a tensor's bytes is JSON, lists are lines of JSON too. */
+/* Everything below /v1 but event streams and bytes of tensors and images is JSON, lists are lines of JSON too. */
 static FALLIBLE enum err check_accept(const struct req *r)
 {
 	const char *accept = req_head(r, MHD_HTTP_HEADER_ACCEPT), *path = r->route->path;
 
-	if (!accept || strncmp(path, "/v1/", 4) != 0 || str_ends(str_of(path), "/events") || str_ends(str_of(path), "/{fqn}") ||
+	if (!accept || strncmp(path, "/v1/", 4) != 0 || str_ends(str_of(path), "/events") ||
+	    str_ends(str_of(path), "/{fqn}") || r->route->image ||
 	    accept_quality(accept, "application/json") > 0 || strcasestr(accept, "+json") ||
 	    (r->route->list && accept_quality(accept, "application/x-ndjson") > 0))
 		return OK;

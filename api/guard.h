@@ -9,8 +9,7 @@ FALLIBLE enum err guard_body(struct req *r);
 /* 401 unless the caller is known; auth.c. */
 FALLIBLE enum err auth_need(const struct req *r);
 void auth_peer(struct api *a, int fd, bool is_unix, struct caller *out);
-/* Another node sends the request: its caller is whom that node says, in this header. ERR_INVALID_REQUEST. */
-#define AUTH_CALLER_HEAD "Dcpd-Caller"
+/* Another node sends the request: its caller is whom that node says (CLUSTER_CALLER_HEAD). ERR_INVALID_REQUEST. */
 FALLIBLE enum err auth_of_node(struct req *r);
 extern const char *const auth_scope_names[];                    /* by enum scope */
 FALLIBLE enum err auth_route(const struct req *r);              /* 403 unless the caller's scope is enough for the route */

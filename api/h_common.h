@@ -25,6 +25,7 @@ FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out);
 FALLIBLE enum err h_submit(struct req *r, const json_t *doc, enum job_kind kind);
 /* The storage that the path names first. check: of the name behind it, such as ref_check_name; NULL: none. */
 FALLIBLE enum err h_storage(struct req *r, enum err (*check)(struct str name), struct storage **out);
+FALLIBLE enum err h_rank(const struct req *r, int64_t *out);   /* the rank in the path of a state dict's */
 FALLIBLE enum err h_check_run(struct str name);               /* a run's name, or "-" */
 FALLIBLE enum err h_no_body(const struct req *r);             /* of an action where nothing can be set: no body, or {} */
 /* Ends of requests: 204; the text, as JSON; a look-up's answer, as it is. */

@@ -75,7 +75,7 @@ FALLIBLE enum err h_checkpoint_locate(struct req *r)
 {
 	struct jval root = JVAL_ROOT(r->body), boxes = jval_get(&root, "boxes");
 	CLEANUP(state_dict_memory_drop) struct state_dict_memory memory = { 0 };
-	struct ref checkpoint = { REF_CHECKPOINT, r->parts[2], r->parts[3], -1 };
+	struct ref checkpoint = { .kind = REF_CHECKPOINT, .storage = r->parts[2], .name = r->parts[3], .generation = -1 };
 	CLEANUP(jval_drop) json_t *q = NULL;
 	bool verify = true;
 	size_t n;

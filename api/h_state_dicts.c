@@ -128,7 +128,7 @@ FALLIBLE enum err h_sdict_tensors(struct req *r)
 	return OK;
 }
 
-static FALLIBLE enum err read_rank(const struct req *r, int64_t *out)
+FALLIBLE enum err h_rank(const struct req *r, int64_t *out)
 {
 	uint64_t rank = 0;
 
@@ -163,7 +163,7 @@ FALLIBLE enum err h_rank_reserve(struct req *r)
 	unsigned wait_ms = 0;
 
 	TRY(req_query_wait(r, &wait_ms));
-	TRY(read_rank(r, &rank));
+	TRY(h_rank(r, &rank));
 	TRY(jval_only(&root, (const char *const[]){ "bytes", "generation", NULL }));
 	TRY(jval_integer(&bytes_at, 1, INT64_MAX, &bytes));
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
@@ -209,7 +209,7 @@ FALLIBLE enum err h_rank_seal(struct req *r)
 	int64_t rank = 0, bytes = 0, generation = 0;
 	bool filling = false;
 
-	TRY(read_rank(r, &rank));
+	TRY(h_rank(r, &rank));
 	TRY(jval_only(&root, (const char *const[]){ "generation", "image_bytes", "on_owner_death", "filling", "ring", NULL }));
 	TRY(jval_opt_bool(&root, "filling", &filling));
 	if (filling && wish.j)
@@ -238,7 +238,7 @@ FALLIBLE enum err h_rank_release(struct req *r)
 	struct str reason = { 0 };
 	int64_t rank = 0, generation = 0;
 
-	TRY(read_rank(r, &rank));
+	TRY(h_rank(r, &rank));
 	TRY(jval_only(&root, (const char *const[]){ "generation", "reason", NULL }));
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
 	if (reason_at.j)
@@ -259,7 +259,7 @@ FALLIBLE enum err h_rank_renew(struct req *r)
 	int64_t rank = 0, generation = -1, expires_ms = 0;
 	char when[CLOCK_TEXT_MAX];
 
-	TRY(read_rank(r, &rank));
+	TRY(h_rank(r, &rank));
 	if (r->body)
 		TRY(jval_only(&root, (const char *const[]){ "generation", NULL }));
 	if (r->body && gen_at.j)

@@ -1,4 +1,4 @@
-/* handlers.h: one function per route (routes.c), by resource: h_jobs.c, h_state_dicts.c, h_checkpoints.c, h_runs.c,
+/* handlers.h: one function per route (routes.c), by resource: h_jobs.c, h_state_dicts.c, h_images.c, h_checkpoints.c, h_runs.c,
  * h_followers.c, h_policies.c, h_webhooks.c, h_trash.c, h_storages.c, h_workers.c, h_system.c. */
 #pragma once
 #include "api/http.h"
@@ -16,6 +16,8 @@ FALLIBLE enum err h_sdicts_create(struct req *r);
 FALLIBLE enum err h_sdict_get(struct req *r);
 FALLIBLE enum err h_sdict_delete(struct req *r);
 FALLIBLE enum err h_sdict_tensors(struct req *r);
+FALLIBLE enum err h_sdict_digests(struct req *r);
+FALLIBLE enum err h_rank_image(struct req *r);
 FALLIBLE enum err h_rank_reserve(struct req *r);
 FALLIBLE enum err h_rank_renew(struct req *r);
 FALLIBLE enum err h_rank_seal(struct req *r);

@@ -195,7 +195,9 @@ static enum MHD_Result send_answer(struct req *r)
 	enum MHD_Result ok = MHD_queue_response(r->conn, r->status, r->answer);
 	struct conn *c = conn_of(r->conn);
 
-	if (c && r->unread)
+	if (c && r->send_ms)
+		c->deadline_ms = clock_mono_ms() + r->send_ms;
+	else if (c && r->unread)
 		c->deadline_ms = clock_mono_ms() + READ_MS + (int64_t)(r->unread / READ_BYTES_A_MS);
 	r->http->o.calls->sent(r);
 	/* A request that waited on purpose (long poll) says nothing about the server's speed. */

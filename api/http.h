@@ -38,6 +38,7 @@ struct caller {
 	bool admin;                  /* root, dcpd's own uid or the holder of a token of that scope */
 	bool over_unix;
 	bool is_node;                /* another node of the cluster, for a caller of its own */
+	bool images_only;            /* a worker of that node: it may read images, nothing else */
 	enum scope scope;            /* of the token; all without one */
 	char token[TOKEN_NAME_MAX + 1]; /* its name; "": none was shown */
 	pid_t pid;                   /* over the Unix socket, if it can be seen from here; else 0 */
@@ -59,6 +60,7 @@ struct route {
 	const char *const *query;    /* the names that its query may have; a NULL ends them. NULL: it is not looked at */
 	enum scope scope;            /* that it needs */
 	const char *audit;           /* what it changes, for server/audit.h; NULL: nothing of note */
+	bool image;                  /* of sealed images: a worker of another node may ask it */
 	const char *list;            /* the member of the answer that holds its rows; NULL: it is no list */
 };
 
@@ -86,6 +88,8 @@ struct req {
 	const char *audit;           /* what it has changed once its answer is no error: the route's, or the handler's */
 	char audit_job[27];          /* of the job that does it */
 	json_t *note;                /* what a handler keeps for its later half */
+	struct state_dict_reading *reading;     /* what its answer is read from; NULL: nothing. It ends with the request */
+	int64_t send_ms;             /* time that the client has to read the answer; 0: as `unread` has it */
 	const char *served_from;     /* storage whose copy answers instead of the one asked for (h_ask_either); NULL: none */
 	/* the life of the request; http.c only */
 	struct MHD_Response *answer;

@@ -14,6 +14,7 @@
 #include "base/near.h"
 #include "server/audit.h"
 #include "server/parts.h"
+#include "server/state_dict.h"
 #include "server/unread.h"
 
 static const char policy_api[] = "default-src 'none'; frame-ancestors 'none'";
@@ -308,6 +309,7 @@ void req_release(struct req *r)
 	if (r->answer && !r->answer_kept)
 		MHD_destroy_response(r->answer);
 	unread_give(r->core->unread, r->unread);
+	state_dict_read_end(&r->reading);
 	http_drop_body(r);
 	jval_drop(&r->note);
 	mem_free(r->decoded);

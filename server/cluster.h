@@ -35,6 +35,18 @@ const char *cluster_other(const struct cluster *c, uint32_t *index_io);
 FALLIBLE enum err cluster_taker(const struct cluster *c, const char *const *storages, size_t count, const char **node_out);
 bool cluster_is_drained(const struct cluster *c);
 
+/* ---- state dicts of other nodes (cluster_images.c) ---- */
+/* The header in which a node says for whom it asks: uid, scope, "1" for an administrator, name of the token. */
+#define CLUSTER_CALLER_HEAD "Dcpd-Caller"
+bool cluster_is_reader(const struct cluster *c, const char *authorization); /* … does a worker of a node send it, which may read images? */
+/* The storage that stands for the node's state dicts, to workers alone. ERR_NOT_FOUND, ERR_CLUSTER_UNAVAILABLE. */
+FALLIBLE enum err cluster_storage(struct server *s, const char *node, const char **storage_out);
+/* Asks the node for the generation that it would let `who` read: fn hears its number. */
+struct ref;
+struct principal;
+typedef void (*cluster_image_fn)(void *user, enum err e, int64_t generation);
+void cluster_ask_image(struct server *s, const struct ref *ref, const struct principal *who, cluster_image_fn fn, void *user);
+
 /* A request to another node. */
 struct cluster_errand {
 	struct courier_parcel parcel;          /* the cluster's */

@@ -144,6 +144,7 @@ FALLIBLE enum err config_duration(struct str text, int64_t *ms_out)
 /* Known stores, as a user writes their locations. */
 static const char known_stores[] =
 #define X(scheme, location, ops) " " scheme "://" location
+#define INNER(...)
 #include "store/stores.def"
 ;
 
@@ -152,6 +153,7 @@ static FALLIBLE enum err take_location(const char *item, const char *location, c
 {
 	static const char *const schemes[] = {
 #define X(scheme, location, ops) scheme,
+#define INNER(...)
 #include "store/stores.def"
 	};
 	size_t n = strcspn(location, ":/");

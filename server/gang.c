@@ -38,7 +38,7 @@ struct gang {
 	struct gang *next;
 	struct gangs *all;
 	enum gang_state state;
-	char key[GANG_ROOTS_MAX * 34];
+	char key[GANG_ROOTS_MAX * GANG_ROOT_TEXT];
 	bool network, device;
 	struct member *members;
 	uint32_t count, alive, ready;

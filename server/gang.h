@@ -14,7 +14,7 @@ struct storages;
 struct workers;
 struct gangs;
 
-enum { GANG_ROOTS_MAX = 16, GANGS_MAX = 64 };
+enum { GANG_ROOTS_MAX = 16, GANG_ROOT_TEXT = 80, GANGS_MAX = 64 };
 
 /* The abilities of this host and build, by the first worker's word: {"engine","sandbox","landlock","seccomp"}; members are null before. */
 FALLIBLE enum err gang_put_capabilities(const struct gangs *gs, struct buf *out);

@@ -344,6 +344,30 @@ static void write_journal(struct creation *c)
 	journal_commit(c->server->journal, t, on_journalled, c);
 }
 
+/* The generation that the node has now is the job's, however long it waits. */
+static void on_image(void *user, enum err e, int64_t generation)
+{
+	struct creation *c = user;
+	json_t *source = json_object_get(c->job->request, "source");
+
+	if (!e && json_object_set_new(source, "generation", json_integer(generation)) != 0)
+		e = ERR(NO_MEMORY, "cannot keep a job");
+	if (e) {
+		refuse(c, e);
+		return;
+	}
+	c->job->spec.source.generation = generation;
+	c->step++;
+	next(c);
+}
+
+static void ask_node(struct creation *c, const struct ref *ref)
+{
+	struct principal who = job_owner(c->job);
+
+	c->server->hooks->ask_image(c->server, ref, &who, on_image, c);
+}
+
 static bool ask_step(struct creation *c)
 {
 	struct job *j = c->job;
@@ -360,7 +384,9 @@ static bool ask_step(struct creation *c)
 	case SOURCE_A:
 		if (source->kind == REF_CHECKPOINT)
 			ask(c, "exists", source, on_source);
-		return source->kind == REF_CHECKPOINT;
+		else if (source->kind == REF_REMOTE)
+			ask_node(c, source);
+		return source->kind == REF_CHECKPOINT || source->kind == REF_REMOTE;
 	case SOURCE_B:
 		c->others += other != NULL;
 		if (b->kind == REF_CHECKPOINT)

@@ -8,7 +8,7 @@
 #include "base/map.h"
 #include "spec/spec.h"
 
-enum { JOBS_CACHED = 256, JOB_STAGE_MAX = 48, JOB_LANE_MAX = 24 + GANG_ROOTS_MAX * 34, JOB_RANKS_SHOWN = 1024,
+enum { JOBS_CACHED = 256, JOB_STAGE_MAX = 48, JOB_LANE_MAX = 24 + GANG_ROOTS_MAX * GANG_ROOT_TEXT, JOB_RANKS_SHOWN = 1024,
        JOB_IDENTITY_MAX = 64 };
 
 /* The queue of a lane; its jobs are linked by lane_next. */
@@ -66,7 +66,7 @@ struct job {
 	char *followed;             /* name of that checkpoint, as the worker found it; NULL: not told (yet), it is the source's */
 	char *plan;                 /* JSON text */
 	char *target;               /* "main:b", "shm:serve", "" */
-	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into spec */
+	const char *storages[GANG_ROOTS_MAX]; /* sorted, without doubles; they point into spec, or to names of nodes' */
 	uint32_t storage_count;
 	int64_t created_ms, started_ms, finished_ms, snapshotted_ms, durable_ms, replicated_ms; /* wall clock, for the record */
 	uint64_t bytes_done, bytes_total;

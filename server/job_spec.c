@@ -51,6 +51,14 @@ static FALLIBLE enum err add_storage(struct job *j, const char *name)
 	return OK;
 }
 
+static FALLIBLE enum err add_node(struct job *j, const char *node)
+{
+	const char *storage;
+
+	TRY(j->server->hooks->node_storage(j->server, node, &storage));
+	return add_storage(j, storage);
+}
+
 FALLIBLE enum err job_spec_resolve(struct job *j)
 {
 	const struct ref *const refs[] = { &j->spec.source, &j->spec.target, &j->spec.a, &j->spec.b, &j->spec.base, &j->spec.assets,
@@ -62,7 +70,9 @@ FALLIBLE enum err job_spec_resolve(struct job *j)
 	TRY(spec_read(j->request, &j->spec));
 	j->storage_count = 0;
 	for (size_t i = 0; i < sizeof refs / sizeof *refs; i++)
-		if (refs[i]->storage.p)
+		if (refs[i]->kind == REF_REMOTE)
+			TRY(add_node(j, refs[i]->node.p));
+		else if (refs[i]->storage.p)
 			TRY(add_storage(j, refs[i]->storage.p));
 	for (size_t i = 0; i < j->spec.sources.n; i++)
 		TRY(add_storage(j, j->spec.sources.v[i].storage.p));

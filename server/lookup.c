@@ -30,9 +30,9 @@
 
 enum { LOOKUP_MEMORY = 64 << 20, ANSWER_MAX = (1 << 30) + (1 << 20), WORKERS_MAX = 2, LOOKS = 4, LONGEST = 30, LIST_IDLES = 40 };
 
-enum lane { LANE_JOBS, LANE_MEND, LANE_READ, LANE_LIST };
+enum lane { LANE_JOBS, LANE_MEND, LANE_READ, LANE_LIST, LANE_SUMS };
 
-static const uint32_t lane_workers[] = { [LANE_JOBS] = 2, [LANE_MEND] = 2, [LANE_READ] = 2, [LANE_LIST] = 1 };
+static const uint32_t lane_workers[] = { [LANE_JOBS] = 2, [LANE_MEND] = 2, [LANE_READ] = 2, [LANE_LIST] = 1, [LANE_SUMS] = 2 };
 
 static const struct op {
 	const char *name;
@@ -59,6 +59,7 @@ static const struct op {
 	{ "find", LANE_LIST, true, 0 },
 	{ "runs", LANE_LIST, true, 0 },
 	{ "images", LANE_LIST, false, 0 },
+	{ "digests", LANE_SUMS, false, 1 << 20 },
 };
 
 struct pool;

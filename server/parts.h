@@ -7,6 +7,8 @@
 
 struct happening;
 struct job;
+struct principal;
+struct ref;
 struct journal_txn;
 struct server;
 
@@ -18,6 +20,10 @@ struct server_hooks {
 	void (*happens)(struct server *s, struct journal_txn *t, const struct happening *h);
 	/* job_run.c: a worker asks whether it may commit. The error ends the job. */
 	enum err (*may_commit)(const struct job *j);
+	/* cluster_images.c: state dicts of other nodes as sources of jobs. */
+	enum err (*node_storage)(struct server *s, const char *node, const char **storage_out);
+	void (*ask_image)(struct server *s, const struct ref *ref, const struct principal *who,
+			  void (*fn)(void *user, enum err e, int64_t generation), void *user);
 };
 
 struct server {

@@ -132,7 +132,8 @@ static enum err may_commit(const struct job *j)
 	return policy_check_removal(j->server, j->id, j->target);
 }
 
-static const struct server_hooks hooks = { .job_ended = on_job_ended, .happens = on_happens, .may_commit = may_commit };
+static const struct server_hooks hooks = { .job_ended = on_job_ended, .happens = on_happens, .may_commit = may_commit,
+					    .node_storage = cluster_storage, .ask_image = cluster_ask_image };
 
 /* With space again, slots that could not be freed become free, and jobs begin. */
 static void on_journal_full(void *user)
@@ -176,8 +177,8 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(tiers_new(s->config, &s->tiers));
 	TRY(policy_all_new(s));
 	TRY(jobs_new(s));
-	TRY(state_dicts_new(&(struct state_dict_parts){ s->config, s->loop, s->journal, s->events, s->metrics, s->lookups, &s->draining },
-			    &s->state_dicts));
+	TRY(state_dicts_new(&(struct state_dict_parts){ s->config, s->loop, s->journal, s->events, s->metrics, s->lookups, s->unread,
+							&s->draining }, &s->state_dicts));
 	TRY(sweeps_new(&(struct sweep_parts){ s->loop, s->journal, s->storages, s->lookups, s->state_dicts, s->jobs }, &s->sweeps));
 	TRY(webhooks_new(s));
 	TRY(chains_new(s));

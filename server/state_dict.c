@@ -256,6 +256,7 @@ void state_dicts_free(struct state_dicts *all)
 	state_dict_space_free(all);
 	loop_timer_stop(&all->tick);
 	loop_timer_stop(&all->orphan_tick);
+	state_dict_readings_free(all);
 	map_each(&all->table, sd) {
 		state_dict_fail_waiters(sd);
 		while (sd->uses)

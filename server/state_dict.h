@@ -131,6 +131,32 @@ bool state_dict_use_has_ring(const struct state_dict_use *use);  /* it can be re
 void state_dict_ask(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation, json_t *more, lookup_fn fn,
 		    void *user);
 
+/* ---- Images: the bytes of a sealed generation, for readers that are no workers of this daemon ----
+ * A reading holds the generation: its slots are not handed out before all its readers have ended. What a node reads (lingers) is held for
+ * some seconds more, because the next range is on its way. */
+enum { STATE_DICT_ETAG_MAX = 64 };
+struct state_dict_reading;
+struct state_dict_reader {
+	struct principal who;
+	struct str name;
+	int64_t generation;             /* -1: the newest that all ranks sealed */
+	bool lingers;
+};
+/* ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_NOT_SEALED, ERR_BUSY. */
+FALLIBLE enum err state_dict_read_begin(struct state_dicts *s, const struct state_dict_reader *r, struct state_dict_reading **out);
+void state_dict_read_end(struct state_dict_reading **reading);  /* NULL inside is fine */
+struct state_dict_image {
+	int fd;
+	uint64_t bytes;
+	int64_t generation;
+	const char *etag;               /* with its quotes; one for all of the generation. The reading's */
+};
+/* A rank's image: out->fd is the caller's. */
+FALLIBLE enum err state_dict_read_image(const struct state_dict_reading *g, int64_t rank, struct state_dict_image *out);
+/* The manifest of all images, as query/lookup_digests.c makes it; its fd is borrowed. The reading must last until fn was called. */
+typedef void (*state_dict_digests_fn)(void *user, enum err e, const struct state_dict_image *digests);
+void state_dict_read_digests(struct state_dict_reading *g, state_dict_digests_fn fn, void *user);
+
 /* A job may be made before its generation is sealed. fn is told of each seal (NEWS_MORE); that all ranks are filling or sealed, with the
  * use, which is the receiver's (NEWS_FILLING); and in the end that all ranks have sealed, with the use unless it was given before, or with
  * ERR_NOT_SEALED that this will not come: released, deleted, a rank's lease over, a rank gone on to a newer generation, timeout. After
@@ -207,6 +233,7 @@ struct state_dict_parts {
 	struct events *events;
 	struct metrics *metrics;
 	struct lookups *lookups;
+	struct unread *unread;
 	const bool *draining;          /* new generations are refused */
 };
 FALLIBLE enum err state_dicts_new(const struct state_dict_parts *parts, struct state_dicts **out);

@@ -28,9 +28,22 @@ static void about_failed(void *user, enum err e)
 	on_about(user, e, NULL, &none);
 }
 
-static void ask_use(struct state_dicts *s, struct about *a, json_t *more)
+struct failure {
+	lookup_fn fn;
+	void *user;
+};
+
+static void fail_later(void *user, enum err e)
 {
-	const struct state_dict_use *use = a->use;
+	struct failure f = *(struct failure *)user;
+	int none = -1;
+
+	mem_free(user);
+	f.fn(f.user, e, NULL, &none);
+}
+
+void state_dict_ask_use(struct state_dicts *s, const struct state_dict_use *use, json_t *more, lookup_fn fn, void *user)
+{
 	json_t *ranks = json_array();
 	CLEANUP(mem_free_ptr) int *fds = mem_zalloc(use->world_size, sizeof *fds);
 	bool bad = !fds;
@@ -46,10 +59,12 @@ static void ask_use(struct state_dicts *s, struct about *a, json_t *more)
 	bad |= json_object_set_new(more, "generation", json_integer(use->generation)) != 0;
 	bad |= json_object_set_new(more, "ranks", ranks) != 0;
 	if (bad) {
+		struct failure *f = mem_sure(sizeof *f);
+		*f = (struct failure){ fn, user };
 		json_decref(more);
-		loop_later(s->parts.loop, about_failed, a, ERR(NO_MEMORY, "cannot ask about a state dict"));
+		loop_later(s->parts.loop, fail_later, f, ERR(NO_MEMORY, "cannot ask about a state dict"));
 	} else {
-		lookup_ask(s->parts.lookups, NULL, more, fds, use->world_size, on_about, a);
+		lookup_ask(s->parts.lookups, NULL, more, fds, use->world_size, fn, user);
 	}
 }
 
@@ -64,6 +79,6 @@ void state_dict_ask(struct state_dicts *s, const struct principal *who, struct s
 		json_decref(more);
 		loop_later(s->parts.loop, about_failed, a, e);
 	} else {
-		ask_use(s, a, more);
+		state_dict_ask_use(s, a->use, more, on_about, a);
 	}
 }

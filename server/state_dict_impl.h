@@ -102,6 +102,8 @@ struct state_dicts {
 	uint64_t used_bytes;
 	uint32_t waiting;               /* reservations that wait for a slot */
 	struct seg_maker *maker;
+	struct state_dict_reading *readings;
+	uint32_t reading_count;
 	struct loop_timer *tick, *orphan_tick;
 };
 
@@ -159,6 +161,13 @@ void state_dict_memory_free(struct state_dict *sd);
 FALLIBLE enum err state_dict_new_use(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);
 /* A use of a generation that all ranks have sealed, or are filling. */
 FALLIBLE enum err state_dict_hold(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);
+
+/* ---- state_dict_ask.c ---- */
+/* state_dict_ask() of what is held already: the caller keeps the use until the answer. */
+void state_dict_ask_use(struct state_dicts *s, const struct state_dict_use *use, json_t *more, lookup_fn fn, void *user);
+
+/* ---- state_dict_image.c ---- */
+void state_dict_readings_free(struct state_dicts *s);
 
 /* ---- state_dict_await.c ---- */
 void state_dict_await_look(struct state_dict *sd);               /* something has happened to its slots or leases */

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/jtext.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
@@ -39,6 +40,11 @@ FALLIBLE enum err storage_find(struct storages *all, struct str name, struct sto
 	for (uint32_t i = 0; i < all->count; i++)
 		if (str_is(name, all->items[i]->name)) {
 			*out = all->items[i];
+			return OK;
+		}
+	for (struct storage *st = all->nodes; st; st = st->next)
+		if (str_is(name, st->name)) {
+			*out = st;
 			return OK;
 		}
 	return ERR(NOT_FOUND, "there is no storage \"%.*s\"", (int)num_min(name.n, 64), name.p);
@@ -87,6 +93,32 @@ FALLIBLE enum err storage_add(struct storages *all, struct str name, const char 
 	return OK;
 }
 
+FALLIBLE enum err storage_of_node(struct storages *all, const char *name, const char *place, json_t *options, struct storage **out)
+{
+	struct storage *st = all->nodes;
+	char *path = mem_strdup(place);
+
+	while (st && strcmp(st->name, name) != 0)
+		st = st->next;
+	struct storage *fresh = st || !path ? NULL : mem_zalloc(1, sizeof *fresh);
+	if (!path || (!st && !fresh)) {
+		mem_free(path);
+		json_decref(options);
+		return ERR(NO_MEMORY, "cannot name a node");
+	}
+	if (fresh) {
+		*fresh = (struct storage){ .next = all->nodes, .file_gid = CONFIG_NO_GROUP, .file_mode = 0600 };
+		snprintf(fresh->name, sizeof fresh->name, "%s", name);
+		all->nodes = st = fresh;
+	}
+	mem_free(st->path);
+	json_decref(st->options);
+	st->path = path;
+	st->options = options;
+	*out = st;
+	return OK;
+}
+
 void storage_remove(struct storages *all, struct storage *st)
 {
 	uint32_t at = 0;
@@ -102,7 +134,7 @@ void storage_remove(struct storages *all, struct storage *st)
 
 void storage_set_state(struct storages *all, struct storage *st, enum storage_state state)
 {
-	if (st->state == state)
+	if (st->state == state || st->name[0] == '@') /* whether a node is there, the cluster knows */
 		return;
 	log_event(state == STORAGE_OK ? LOG_LEVEL_INFO : LOG_LEVEL_WARN, "storage changed state", "storage", st->name, "state",
 		  storage_state_text(state), NULL);
@@ -281,6 +313,8 @@ void storages_free(struct storages *all)
 		return;
 	for (uint32_t i = 0; i < all->count; i++)
 		free_one(all->items[i]);
+	list_each(st, all->nodes)
+		free_one(st);
 	loop_timer_stop(&all->tick);
 	mem_free(all);
 }

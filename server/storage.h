@@ -15,7 +15,7 @@ struct events;
 struct journal;
 struct storage_speed;
 
-enum { STORAGES_MAX = 256, STORAGE_NAME_MAX = 32 };
+enum { STORAGES_MAX = 256, STORAGE_NAME_MAX = 65 };
 
 enum storage_state { STORAGE_UNKNOWN, STORAGE_OK, STORAGE_STATE_STALLED, STORAGE_STATE_GONE, STORAGE_UNAVAILABLE };
 
@@ -58,6 +58,7 @@ struct storage {
 	struct storage_io *io;          /* of that, by stage: STORAGE_STAGES_MAX, those in use first; NULL: none yet */
 	struct storage_speed *speed;    /* of that, and of free space, by minute */
 	json_t *probe;                  /* its answer as it came, or NULL */
+	struct storage *next;           /* of those that stand for nodes */
 	json_t *problem;                /* why it is unavailable, as a problem; else NULL */
 };
 
@@ -68,6 +69,9 @@ FALLIBLE enum err storages_reload(struct storages *all, const struct config *fre
 
 /* ERR_NOT_FOUND names it. The pointer is valid until the loop's next turn. */
 FALLIBLE enum err storage_find(struct storages *all, struct str name, struct storage **out);
+/* A storage "@NODE" stands for another node's state dicts: known to jobs and their workers alone, and in no list. Takes options; a place
+ * or options that changed replace those before. */
+FALLIBLE enum err storage_of_node(struct storages *all, const char *name, const char *place, json_t *options, struct storage **out);
 uint32_t storage_count(const struct storages *all);
 struct storage *storage_at(const struct storages *all, uint32_t index);  /* in the order of their names */
 const char *storage_state_text(enum storage_state state);            /* "unknown" "ok" "stalled" "gone" "unavailable" */

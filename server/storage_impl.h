@@ -10,6 +10,7 @@ struct storages {
 	struct events *events;
 	struct storage *items[STORAGES_MAX];
 	uint32_t count;
+	struct storage *nodes;
 	struct loop_timer *tick;        /* storage_care.c's */
 };
 

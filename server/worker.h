@@ -11,7 +11,7 @@ struct worker;
 struct config;
 
 struct worker_root {
-	char name[33];
+	char name[66];
 	char *path;
 	mode_t file_mode;                  /* of what is made there */
 	gid_t file_gid;                    /* CONFIG_NO_GROUP: as the directory gives it */

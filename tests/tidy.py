@@ -80,6 +80,7 @@ ORDER = {
         state_dict_use
         state_dict_await state_dict_make
         state_dict_lease state_dict_ask state_dict_view
+        state_dict_image
         state_dict
         job_spec job_state_dict_op job_lane job_move
         verdict job job_uses job_refs
@@ -95,7 +96,7 @@ ORDER = {
         job_create job_ops job_drain
         job_all
         etcd
-        cluster_nodes cluster_forward cluster
+        cluster_nodes cluster_forward cluster_images cluster
         webhook_queue webhook
         tracer
         chain_set chain

@@ -143,6 +143,9 @@ FALLIBLE enum err args_ref(const char *text, json_t **out)
 
 	if (!colon || colon == text || !colon[1])
 		return ERR(INVALID_REQUEST, "\"%.200s\" is no reference: STORAGE:NAME or shm:NAME", text);
+	const char *slash = args_is_shm(text) ? strchr(text, '/') : NULL;
+	if (slash)
+		return made(json_pack("{s:s,s:s%}", "state_dict", slash + 1, "node", text + 4, (size_t)(slash - text - 4)), out);
 	if (args_is_shm(text))
 		return made(json_pack("{s:s}", "state_dict", text + 4), out);
 	return made(json_pack("{s:s%,s:s}", "storage", text, (size_t)(colon - text), "name", colon + 1), out);

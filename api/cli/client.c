@@ -2,6 +2,7 @@
 #include "api/cli/client.h"
 
 #include <curl/curl.h>
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -357,6 +358,60 @@ FALLIBLE enum err client_call(struct client *c, const char *method, const char *
 FALLIBLE enum err client_get(struct client *c, const char *path, struct answer *out)
 {
 	return client_call(c, "GET", path, NULL, out);
+}
+
+struct saving {
+	CURL *curl;
+	int fd;
+	struct buf problem;
+	long status;
+	enum err failed;
+};
+
+static size_t on_bytes(char *p, size_t size, size_t n, void *user)
+{
+	struct saving *s = user;
+
+	curl_easy_getinfo(s->curl, CURLINFO_RESPONSE_CODE, &s->status);
+	if (s->status >= 400) {
+		buf_put(&s->problem, p, size * n);
+		return size * n;
+	}
+	for (size_t at = 0; at < size * n;) {
+		ssize_t done = write(s->fd, p + at, size * n - at);
+		if (done < 0 && errno != EINTR) {
+			s->failed = ERR_SYS(SYSTEM, "cannot write what comes");
+			return 0;
+		}
+		at += done > 0 ? (size_t)done : 0;
+	}
+	return size * n;
+}
+
+FALLIBLE enum err client_save(struct client *c, const char *path, int fd)
+{
+	struct saving s = { .curl = c->curl, .fd = fd, .problem = BUF_INIT(1 << 20) };
+	struct curl_slist *heads = NULL;
+	enum err e = prepare(c, "GET", path, &heads);
+
+	if (e == OK) {
+		curl_easy_setopt(c->curl, CURLOPT_WRITEFUNCTION, on_bytes);
+		curl_easy_setopt(c->curl, CURLOPT_WRITEDATA, &s);
+		curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
+		curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_TIME, (long)QUIET_S);
+		CURLcode code = curl_easy_perform(c->curl);
+		e = s.failed;
+		if (!e && code != CURLE_OK)
+			e = transport_error(c, code);
+		if (!e && s.status >= 400) {
+			json_t *p = json_loadb(s.problem.p ? (char *)s.problem.p : "", s.problem.len, JSON_ALLOW_NUL, NULL);
+			e = take_problem(p, s.status);
+			json_decref(p);
+		}
+	}
+	curl_slist_free_all(heads);
+	buf_free(&s.problem);
+	return e;
 }
 
 struct lines {

@@ -29,6 +29,8 @@ void client_drop(struct answer *a);
 const json_t *client_problem(const struct client *c);
 /* Was the latest failure that nobody answers? */
 bool client_unreachable(const struct client *c);
+/* Writes an answer of any size to fd as it comes; what does not come for a while is given up. */
+FALLIBLE enum err client_save(struct client *c, const char *path, int fd);
 /* An endless answer, line by line, until fn returns false or *stop is not 0. */
 FALLIBLE enum err client_lines(struct client *c, const char *path, bool (*fn)(void *user, const char *line), void *user);
 /* Appends `format`, in which each % stands for the next argument, percent-encoded; nothing at all if one of them is NULL. */

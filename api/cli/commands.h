@@ -63,3 +63,4 @@ FALLIBLE enum err look_all(struct client *c, const char *path, const char *membe
 command_fn hooks_webhook, hooks_webhooks, hooks_chain, hooks_chains;
 /* cat.c */
 command_fn cat_tensor;
+command_fn image_save;      /* image.c */

@@ -169,6 +169,10 @@ static void put_ref(struct buf *b, const json_t *ref)
 
 	buf_puts(b, state_dict[0] ? "shm" : show_text(ref, "storage"));
 	buf_putc(b, ':');
+	if (show_text(ref, "node")[0]) {
+		show_put_clean(b, show_text(ref, "node"));
+		buf_putc(b, '/');
+	}
 	show_put_clean(b, state_dict[0] ? state_dict : show_text(ref, "name"));
 }
 

@@ -411,7 +411,8 @@ def test_other_users(spawn):
         assert subprocess.run(opens, user=65534, group=65534, extra_groups=[], capture_output=True).returncode == 0
         assert subprocess.run(opens, user=1, group=65534, extra_groups=[], capture_output=True).returncode != 0
         for method, path, body in (("POST", "/v1/state-dicts/theirs/ranks/0:reserve", '{"bytes":4096,"generation":2}'),
-                                   ("GET", "/v1/state-dicts/theirs", "null"), ("DELETE", "/v1/state-dicts/theirs", "null")):
+                                   ("GET", "/v1/state-dicts/theirs", "null"), ("GET", "/v1/state-dicts/theirs/digests", "null"),
+                                   ("GET", "/v1/state-dicts/theirs/ranks/0/image", "null"), ("DELETE", "/v1/state-dicts/theirs", "null")):
             assert as_uid(1, method, path, body)[:2] in (["403", "forbidden"], ["404", "not_found"]), (method, path)
         job = json.dumps({"kind": "save", "source": {"state_dict": "theirs"}, "target": {"storage": "main", "name": "stolen"}})
         assert as_uid(1, "POST", "/v1/jobs", job)[1] in ("forbidden", "not_found")

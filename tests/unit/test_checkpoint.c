@@ -132,7 +132,8 @@ static void test_folders_that_cannot_be_searched(void **state)
 
 static void test_not_there(void **state)
 {
-	const struct ref elsewhere = ref_checkpoint("other", "x"), in_memory = { REF_STATE_DICT, STR(""), STR("x"), -1 };
+	const struct ref elsewhere = ref_checkpoint("other", "x");
+	const struct ref in_memory = { .kind = REF_STATE_DICT, .name = STR("x"), .generation = -1 };
 	struct checkpoint *c = NULL;
 
 	(void)state;

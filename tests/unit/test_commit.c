@@ -57,7 +57,7 @@ static struct store_job job_named(const char *id)
 
 static struct ref in_main(const char *name)
 {
-	return (struct ref){ REF_CHECKPOINT, STR("main"), str_of(name), -1 };
+	return ref_checkpoint("main", name);
 }
 
 static struct spec writing(const char *name, bool overwrite, enum in_place in_place)

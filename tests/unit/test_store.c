@@ -357,7 +357,8 @@ static void test_replaced_is_what_was_looked_at_only(void **state)
 	fill(&s);
 	identity("x", first);
 	struct store_job by = { .stores = &t.w.stores, .id = "E", .attempt = 1, .uid = geteuid() };
-	T_OK(gone(&by, &(struct ref){ REF_CHECKPOINT, STR("main"), STR("x"), -1 }));
+	const struct ref x = ref_checkpoint("main", "x");
+	T_OK(gone(&by, &x));
 	assert_false(is_there("x"));
 	T_ERR(CHECKPOINT_EXISTS, store->ops->publish(&s, first)); /* it is gone, and nothing takes its place unasked */
 	assert_false(is_there("x"));

@@ -68,6 +68,34 @@ static enum format_role hf_dcp_file(struct str name, int64_t *rank)
 	return FORMAT_PAYLOAD;
 }
 
+bool format_image_name(const char *name, struct format_image_name *out)
+{
+	struct str s = str_of(name), begin = STR("dcpd-rank-"), of = STR("-of-"), end = STR(".safetensors");
+	const size_t digits = 5;
+
+	if (s.n != begin.n + digits + of.n + digits + end.n || !str_starts(s, begin.p) || !str_ends(s, end.p) ||
+	    memcmp(name + begin.n + digits, of.p, of.n) != 0)
+		return false;
+	return str_to_u64((struct str){ name + begin.n, digits }, &out->rank) &&
+	       str_to_u64((struct str){ name + begin.n + digits + of.n, digits }, &out->world_size) && out->rank < out->world_size &&
+	       out->world_size <= FORMAT_RANKS_MAX;
+}
+
+void format_image_payload(uint32_t rank, uint32_t world_size, char out[FORMAT_FILE_MAX])
+{
+	snprintf(out, FORMAT_FILE_MAX, "dcpd-rank-%05u-of-%05u.safetensors", rank, world_size);
+}
+
+static enum format_role image_file(struct str name, int64_t *rank)
+{
+	struct format_image_name is;
+
+	if (!format_image_name(name.p, &is)) /* names of files end with a NUL */
+		return FORMAT_OTHER;
+	*rank = (int64_t)is.rank;
+	return FORMAT_PAYLOAD;
+}
+
 static enum format_role hf_file(struct str name, int64_t *rank)
 {
 	(void)rank;

@@ -66,6 +66,13 @@ enum format format_of_bytes(const void *first, size_t n);
 /* Do the first bytes deny what the name says? False where the format's files have no mark. */
 bool format_denied(enum format f, const void *first, size_t n);
 
+/* `dcpd-rank-00000-of-00004.safetensors`: the image of one rank of a state dict (image_open.c). */
+struct format_image_name {
+	uint64_t rank, world_size;     /* rank < world_size */
+};
+bool format_image_name(const char *name, struct format_image_name *out);
+void format_image_payload(uint32_t rank, uint32_t world_size, char out[FORMAT_FILE_MAX]);
+
 /* `{family}[_world_size_{N}]_rank[_]{R}.pt`: what each of the ranks of a job wrote beside the others. Borrows the name. */
 struct format_rank_name {
 	struct str family;
@@ -135,6 +142,7 @@ FALLIBLE enum err format_open_dcp(const struct format_source *s, struct arena *s
 FALLIBLE enum err format_open_dcp_ranks(const struct format_source *s, struct arena *scratch, struct sdict **out);
 FALLIBLE enum err format_open_torch_dist(const struct format_source *s, struct arena *scratch, struct sdict **out);
 FALLIBLE enum err format_open_hf_dcp(const struct format_source *s, struct arena *scratch, struct sdict **out);
+FALLIBLE enum err format_open_image(const struct format_source *s, struct arena *scratch, struct sdict **out);
 FALLIBLE enum err format_open_hf(const struct format_source *s, struct arena *scratch, struct sdict **out);
 FALLIBLE enum err format_open_npz(const struct format_source *s, struct arena *scratch, struct sdict **out);
 FALLIBLE enum err format_open_delta(const struct format_source *s, struct arena *scratch, struct sdict **out);

@@ -599,6 +599,7 @@ static const struct question {
 	{ "show", .plain = lookup_show },	{ "files", .plain = lookup_files },  { "file", .bytes = lookup_file },
 	{ "tensors", .segments = lookup_tensors },
 	{ "images", .segments = lookup_images }, { "locate", .bytes = lookup_locate }, { "slice", .bytes = lookup_slice },
+	{ "digests", .bytes = lookup_digests },
 	{ "recover", .plain = recover },	{ "meet", .plain = meet },	     { "sweep", .plain = sweep },
 	{ "hold", .plain = hold },		{ "aliases", .plain = aliases },     { "find", .plain = lookup_find },
 	{ "loadable", .plain = lookup_loadable },		     { "runs", .plain = lookup_runs },

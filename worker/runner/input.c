@@ -169,6 +169,21 @@ static enum err at_state_dict(const char *name, uint64_t generation, enum err e)
 	return err_expected(e, was.expected, was.actual);
 }
 
+/* A state dict of another node: its images are the files of a checkpoint (store/node_store.h). */
+static FALLIBLE enum err open_remote(struct job *j, const struct ref *ref, struct input *out)
+{
+	char storage[STORE_NAME_MAX], name[CHECKPOINT_NAME_MAX];
+
+	snprintf(storage, sizeof storage, "@%s", ref->node.p);
+	snprintf(name, sizeof name, "%u%s/%s/%jd", (unsigned)j->uid, j->admin ? "a" : "", ref->name.p, (intmax_t)ref->generation);
+	const struct ref images = ref_checkpoint(storage, name);
+	TRY(checkpoint_open(&j->worker->stores, &images, &out->checkpoint));
+	checkpoint_note(out->checkpoint, reads_several(&j->spec), &j->checked);
+	out->sd = out->checkpoint->sd;
+	out->world_size = out->checkpoint->world_size;
+	return OK;
+}
+
 enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prints *prints, struct input *out)
 {
 	*out = (struct input){ .job = j, .checked = input_verifies(j) ? &j->checked : NULL, .verifies = out->verifies,
@@ -184,6 +199,8 @@ enum err input_open_noted(struct job *j, const struct ref *ref, struct plan_prin
 			return OK;
 		return checkpoint_check_whole(out->checkpoint);
 	}
+	if (ref->kind == REF_REMOTE)
+		return open_remote(j, ref, out);
 	out->state_dict = job_state_dict(j, ref);
 	if (!out->state_dict)
 		return ERR(NOT_FOUND, "there is no state dict '%s'", ref->name.p);

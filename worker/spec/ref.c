@@ -86,25 +86,62 @@ FALLIBLE enum err ref_check_state_dict(struct str name)
 	return OK;
 }
 
-FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *const *more, struct ref *out)
+static FALLIBLE enum err check_node(struct str name)
 {
-	const char *keys[16] = { "storage", "name", "state_dict" };
-	struct jval state_dict = jval_get(v, "state_dict"), storage = jval_get(v, "storage"), name = jval_get(v, "name");
-	size_t n = kinds == REF_CHECKPOINT ? 2 : 3, from = kinds == REF_STATE_DICT ? 2 : 0;
-	struct ref ref = { .generation = -1 };
+	if (!is_alias(name)) /* has the same form */
+		return ERR(NAME_INVALID, "a node's name matches [A-Za-z0-9][A-Za-z0-9._-]{0,63}");
+	return OK;
+}
 
+/* The keys that the object may have. */
+static void put_keys(unsigned kinds, bool remote, const char *const *more, const char *keys[16])
+{
+	size_t n = 0;
+
+	if (kinds & REF_CHECKPOINT) {
+		keys[n++] = "storage";
+		keys[n++] = "name";
+	}
+	if ((kinds & REF_STATE_DICT) || remote)
+		keys[n++] = "state_dict";
+	if (remote) {
+		keys[n++] = "node";
+		keys[n++] = "generation";
+	}
 	for (size_t i = 0; more && more[i]; i++) {
 		must(n < 15);
 		keys[n++] = more[i];
 	}
 	keys[n] = NULL;
-	TRY(jval_only(v, keys + from));
+}
+
+static FALLIBLE enum err read_state_dict(const struct jval *v, struct ref *out)
+{
+	struct jval state_dict = jval_get(v, "state_dict"), node = jval_get(v, "node"), generation = jval_get(v, "generation");
+
+	out->kind = node.j ? REF_REMOTE : REF_STATE_DICT;
+	TRY(jval_string(&state_dict, &out->name));
+	TRY(jval_failed(&state_dict, ref_check_state_dict(out->name)));
+	if (!node.j)
+		return OK;
+	TRY(jval_string(&node, &out->node));
+	TRY(jval_failed(&node, check_node(out->node)));
+	return generation.j ? jval_integer(&generation, 0, INT64_MAX, &out->generation) : OK;
+}
+
+FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *const *more, struct ref *out)
+{
+	const char *keys[16];
+	struct jval state_dict = jval_get(v, "state_dict"), storage = jval_get(v, "storage"), name = jval_get(v, "name");
+	bool remote = (kinds & REF_REMOTE) && jval_get(v, "node").j;
+	struct ref ref = { .generation = -1 };
+
+	put_keys(kinds, remote, more, keys);
+	TRY(jval_only(v, keys));
 	if (state_dict.j && (storage.j || name.j))
 		return jval_fail(v, ERR_VALIDATION_FAILED, "names a checkpoint and a state dict at once");
-	if (state_dict.j || kinds == REF_STATE_DICT) {
-		ref.kind = REF_STATE_DICT;
-		TRY(jval_string(&state_dict, &ref.name));
-		TRY(jval_failed(&state_dict, ref_check_state_dict(ref.name)));
+	if (state_dict.j || remote || kinds == REF_STATE_DICT) {
+		TRY(read_state_dict(v, &ref));
 	} else {
 		ref.kind = REF_CHECKPOINT;
 		TRY(jval_string(&storage, &ref.storage));
@@ -118,6 +155,9 @@ FALLIBLE enum err ref_read(const struct jval *v, unsigned kinds, const char *con
 
 json_t *ref_doc(const struct ref *ref)
 {
+	if (ref->kind == REF_REMOTE)
+		return json_pack("{s:s, s:s, s:I}", "state_dict", ref->name.p, "node", ref->node.p, "generation",
+				 (json_int_t)ref->generation);
 	if (ref->kind == REF_STATE_DICT)
 		return json_pack("{s:s}", "state_dict", ref->name.p);
 	return json_pack("{s:s, s:s}", "storage", ref->storage.p, "name", ref->name.p);

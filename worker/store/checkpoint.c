@@ -415,6 +415,8 @@ static FALLIBLE enum err open_format(struct checkpoint *c, const char *single)
 	struct listing l = { .c = c };
 
 	enum err e = single ? note_single(&l, single) : parts_list(c->dir, note_file, &l);
+	if (!e && c->format == FORMAT_IMAGE) /* no metadata file names it */
+		e = checkpoint_manifest(c->dir, MANIFEST_NAME, &c->manifest);
 	e = e ?: open_listed(c, &l);
 	store_close(&c->reading);
 	for (uint64_t i = 0; i < l.metadata.n; i++)

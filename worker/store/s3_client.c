@@ -14,7 +14,6 @@
 #include "store/s3_impl.h"
 
 enum { CONNECTIONS = 32, CONNECT_MS = 5000, STALL_MS = 20000, CALL_MS = 300000, TRIES = 6, BUDGET_AT_FIRST = 500 };
-#define CA_SYSTEM "/etc/ssl/certs/ca-certificates.crt"
 
 /* ---- open ---- */
 
@@ -98,7 +97,7 @@ static FALLIBLE enum err read_ca(const struct s3_config *config, struct buf *ca)
 		buf_put(ca, config->ca_pem.p, config->ca_pem.n);
 		return buf_status(ca);
 	}
-	enum err e = s3_read_file(config, path && *path ? path : CA_SYSTEM, ca);
+	enum err e = s3_read_file(config, path && *path ? path : S3_HTTP_CA_SYSTEM, ca);
 	if (e && !(path && *path)) {
 		ca->len = 0;                   /* a host without authorities: http still works, and https says what is missing */
 		return OK;

@@ -259,6 +259,7 @@ static FALLIBLE enum err set_up(struct transfer *t, int64_t left_ms)
 /* The text: a storage's host is no secret to who may use the storage. */
 static enum err failure(const struct transfer *t, CURLcode code, enum s3_outcome *outcome)
 {
+	const char *peer = t->http->config.peer;
 	const char *said = t->said[0] ? t->said : curl_easy_strerror(code);
 
 	*outcome = S3_IMPOSSIBLE;
@@ -269,28 +270,28 @@ static enum err failure(const struct transfer *t, CURLcode code, enum s3_outcome
 	if (t->is_cancelled)
 		return ERR(CANCELLED, "the transfer was cancelled");
 	if (t->is_refused && code == CURLE_COULDNT_CONNECT)
-		return ERR(STORAGE_GONE, "the object storage has an address that dcpd must not connect to: see its configuration");
+		return ERR(STORAGE_GONE, "%s has an address that dcpd must not connect to: see its configuration", peer);
 	switch (code) {
 	case CURLE_OUT_OF_MEMORY:
 		return ERR(NO_MEMORY, "cannot ask a storage");
 	case CURLE_PEER_FAILED_VERIFICATION: case CURLE_SSL_CACERT_BADFILE: case CURLE_SSL_ISSUER_ERROR:
-		return ERR(STORAGE_GONE, "the object storage's certificate is not trusted: %s", said);
+		return ERR(STORAGE_GONE, "%s's certificate is not trusted: %s", peer, said);
 	case CURLE_COULDNT_RESOLVE_HOST: case CURLE_COULDNT_CONNECT:
 		*outcome = S3_UNSENT;
-		return ERR(STORAGE_GONE, "the object storage cannot be reached: %s", said);
+		return ERR(STORAGE_GONE, "%s cannot be reached: %s", peer, said);
 	case CURLE_SSL_CONNECT_ERROR:
 		*outcome = S3_UNSENT;
-		return ERR(STORAGE_GONE, "no TLS with the object storage: %s", said);
+		return ERR(STORAGE_GONE, "no TLS with %s: %s", peer, said);
 	case CURLE_OPERATION_TIMEDOUT:
 		*outcome = clock_mono_ms() >= t->x->deadline_ms ? S3_LATE : S3_UNSENT;
-		return ERR(STORAGE_STALLED, "the object storage does not answer in time: %s", said);
+		return ERR(STORAGE_STALLED, "%s does not answer in time: %s", peer, said);
 	case CURLE_ABORTED_BY_CALLBACK:
 		*outcome = S3_STALLED;
-		return ERR(STORAGE_STALLED, "almost no bytes moved for %jd s, after %ju bytes: the object storage stalls",
-			   (intmax_t)(t->stall_ms / 1000), (uintmax_t)t->moved);
+		return ERR(STORAGE_STALLED, "almost no bytes moved for %jd s, after %ju bytes: %s stalls", (intmax_t)(t->stall_ms / 1000),
+			   (uintmax_t)t->moved, peer);
 	default:
 		*outcome = S3_BROKEN;
-		return ERR(STORAGE_IO, "the connection to the object storage broke: %s", said);
+		return ERR(STORAGE_IO, "the connection to %s broke: %s", peer, said);
 	}
 }
 
@@ -342,7 +343,7 @@ static FALLIBLE enum err take_connection(struct s3_http *h, int64_t deadline_ms,
 		}
 	}
 	if (!c)
-		return ERR(STORAGE_STALLED, "all %u connections to the object storage are in use", h->config.connections);
+		return ERR(STORAGE_STALLED, "all %u connections to %s are in use", h->config.connections, h->config.peer);
 	*out = c;
 	return OK;
 }
@@ -422,6 +423,7 @@ FALLIBLE enum err s3_http_new(const struct s3_http_config *config, struct s3_htt
 	NEED(h, "cannot use a storage");
 	pthread_once(&at_first, once);
 	h->config = *config;
+	h->config.peer = config->peer ? config->peer : "the object storage";
 	pthread_mutex_init(&h->lock, NULL);
 	for (int i = 0; i < LOCKS; i++)
 		pthread_mutex_init(&h->share_locks[i], NULL);
@@ -465,4 +467,16 @@ void s3_http_count(const struct s3_http *h, struct s3_counts *out)
 	out->received_bytes = atomic_load(&h->received);
 	out->requests = atomic_load(&h->requests);
 	out->connections = atomic_load(&h->connections);
+}
+
+uint16_t s3_http_port(const char *endpoint)
+{
+	const char *host = strstr(endpoint, "://"), *colon;
+	uint64_t port;
+
+	host = host ? host + 3 : endpoint;
+	colon = strchr(host[0] == '[' && strchr(host, ']') ? strchr(host, ']') : host, ':');
+	if (colon && str_to_u64((struct str){ colon + 1, strspn(colon + 1, "0123456789") }, &port) && port && port <= UINT16_MAX)
+		return (uint16_t)port;
+	return str_starts(str_of(endpoint), "http://") ? 80 : 443;
 }

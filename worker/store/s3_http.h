@@ -6,9 +6,12 @@
 #include "store/s3_answer.h"
 #include "store/s3_sign.h"
 
+#define S3_HTTP_CA_SYSTEM "/etc/ssl/certs/ca-certificates.crt"
+
 struct s3_http;
 
 struct s3_http_config {
+	const char *peer;              /* the server, in errors' texts; borrowed. NULL: "the object storage" */
 	struct str ca_pem;
 	uint32_t connections;
 	int64_t connect_ms, stall_ms;
@@ -54,4 +57,5 @@ FALLIBLE enum err s3_http_new(const struct s3_http_config *config, struct s3_htt
 void s3_http_free(struct s3_http *h);          /* NULL is fine */
 /* S3_ANSWERED: OK. Else an error, recorded. */
 enum err s3_http_do(struct s3_http *h, struct s3_exchange *x, enum s3_outcome *outcome_out);
+uint16_t s3_http_port(const char *url);         /* of "http[s]://HOST[:PORT]" */
 void s3_http_count(const struct s3_http *h, struct s3_counts *out);

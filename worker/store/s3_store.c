@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "base/num.h"
 #include "format/format.h"
+#include "store/s3_http.h"
 #include "store/s3_store_impl.h"
 
 enum { HANDLES_MAX = 1 << 16 };
@@ -59,19 +60,6 @@ static FALLIBLE enum err open_client(struct s3_own *own, const struct store_plac
 	return s3_open(&c, &own->client);
 }
 
-/* The port in "http[s]://HOST[:PORT]". */
-static uint16_t port_of(const char *endpoint)
-{
-	const char *host = strstr(endpoint, "://"), *colon;
-	uint64_t port;
-
-	host = host ? host + 3 : endpoint;
-	colon = strchr(host[0] == '[' && strchr(host, ']') ? strchr(host, ']') : host, ':');
-	if (colon && str_to_u64((struct str){ colon + 1, strspn(colon + 1, "0123456789") }, &port) && port && port <= UINT16_MAX)
-		return (uint16_t)port;
-	return str_starts(str_of(endpoint), "http://") ? 80 : 443;
-}
-
 bool s3_readable_of(const char *path, char *out, size_t max)
 {
 	const char *slash = strrchr(path, '/');
@@ -94,10 +82,10 @@ static void set_sandbox(struct store *s, const json_t *options)
 	const char *imds = getenv("AWS_EC2_METADATA_SERVICE_ENDPOINT");
 	uint32_t n = 0;
 
-	s->ports[s->port_count++] = port_of(endpoint ? endpoint : "https://");
+	s->ports[s->port_count++] = s3_http_port(endpoint ? endpoint : "https://");
 	if (!file) {
 		s->ports[s->port_count++] = 443;
-		s->ports[s->port_count++] = imds ? port_of(imds) : 80;
+		s->ports[s->port_count++] = imds ? s3_http_port(imds) : 80;
 	}
 	for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
 		bool is_home = i == 3;

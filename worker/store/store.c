@@ -5,6 +5,7 @@
 
 #include "base/str.h"
 #include "base/vec.h"
+#include "store/node_store.h"
 #include "store/posix.h"
 #include "store/s3_store.h"
 

@@ -26,7 +26,7 @@
 
 #include "base/err.h"
 
-enum { STORES_MAX = 64, STORE_NAME_MAX = 33, STORE_PORTS_MAX = 4, STORE_READABLE_MAX = 6 };
+enum { STORES_MAX = 64, STORE_NAME_MAX = 66, STORE_PORTS_MAX = 4, STORE_READABLE_MAX = 6 };
 
 struct manifest;
 struct staging;

@@ -17,11 +17,13 @@ from . import errors
 from ._http import Answer, Transport, checked, default_endpoints, default_token, parse_url, query, quote
 
 API = "v1"
+IMAGE_PIECE = 64 << 20  # bytes asked for at once
 Ref = Union[str, Tuple[str, str], Mapping[str, str]]
 
 
 def ref_object(ref: Ref) -> Dict[str, Any]:
-    """`"main:a/b"`, `("main", "a/b")` or `{"storage": …, "name": …}` → the API's object; `"shm:name"` → a state dict."""
+    """`"main:a/b"`, `("main", "a/b")` or `{"storage": …, "name": …}` → the API's object; `"shm:name"` → a state dict, `"shm:node/name"`
+    one of another node of the cluster."""
     if isinstance(ref, Mapping):
         return dict(ref)
     if isinstance(ref, tuple):
@@ -29,7 +31,10 @@ def ref_object(ref: Ref) -> Dict[str, Any]:
     storage, colon, name = ref.partition(":")
     if not colon or not name:
         raise errors.RequestRefused(f"{ref!r} is no reference: STORAGE:NAME, such as main:run1/step-100")
-    return {"state_dict": name} if storage == "shm" else {"storage": storage, "name": name}
+    if storage != "shm":
+        return {"storage": storage, "name": name}
+    node, slash, rest = name.partition("/")
+    return {"state_dict": rest, "node": node} if slash else {"state_dict": name}
 
 
 class Job(Dict[str, Any]):
@@ -480,6 +485,34 @@ class StateDicts(_Resource):
         self._t.request("POST", self._path(name, f"/ranks/{rank}:seal"),
                         {"generation": generation, "image_bytes": image_bytes, "filling": True, **({"ring": dict(ring)} if ring else {})},
                         idempotent=True)
+
+    def image(self, name: str, rank: int, generation: Optional[int] = None, *, to: Union[str, "os.PathLike[str]", None] = None) -> bytes:
+        """A rank's image as it lies in memory: a safetensors file (api/image.md). to: a path that it is written to piece by piece; no
+        bytes are returned then. Raises NotFound, NotSealed, also if the generation goes meanwhile."""
+        path = query(self._path(name, f"/ranks/{rank}/image"), generation=generation)
+        if to is None:
+            return checked(self._t.raw("GET", path), path).body
+        part, at, of, tag = os.fspath(to) + ".part", 0, 1, ""
+        try:
+            with open(part, "wb") as f:
+                while at < of:
+                    more = {"If-Range": tag} if tag else {}
+                    a = checked(self._t.raw("GET", path, headers={"Range": f"bytes={at}-{at + IMAGE_PIECE - 1}", **more}), path)
+                    if tag and a.headers.get("etag") != tag:
+                        raise errors.NotSealed(f"another generation of {name!r} lies there by now")
+                    tag = a.headers.get("etag", "")
+                    of = int(a.headers["content-range"].rpartition("/")[2]) if a.status == 206 else len(a.body)
+                    f.write(a.body)
+                    at += len(a.body)
+            os.replace(part, to)
+        finally:
+            if os.path.exists(part):
+                os.unlink(part)
+        return b""
+
+    def digests(self, name: str, generation: Optional[int] = None) -> Dict[str, Any]:
+        """The digests (XXH3-128) of all images of a generation by blocks, as a checkpoint's manifest has them."""
+        return dict(self._t.request("GET", query(self._path(name, "/digests"), generation=generation)))
 
     def release(self, name: str, rank: int, generation: int, reason: Optional[str] = None) -> None:
         """The slot is free, once no job uses it. reason: of one that will not be sealed, for the error of a save that awaits it."""

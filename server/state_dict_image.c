@@ -1,0 +1,201 @@
+/* state_dict_image.c: sealed images that others read as bytes: over HTTP, and from other nodes (see state_dict.h, "Images").
+ *
+ * A reading is the hold on one generation that all its readers share. It goes with the last of them, or, if a node reads, a while later:
+ * a node asks for range after range, and between two of them the slot must not be handed out again. The digests of a generation are
+ * computed once for each reading, by a look-up worker: the coordinator maps no segment. */
+#include <fcntl.h>
+#include <sodium.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/list.h"
+#include "base/mem.h"
+#include "os/fs.h"
+#include "server/state_dict_impl.h"
+#include "server/unread.h"
+
+enum { READINGS_MAX = 256, READERS_MAX = 1024, LINGER_MS = 5000, ID_BYTES = 16 };
+
+struct waiter {
+	struct waiter *next;
+	state_dict_digests_fn fn;
+	void *user;
+};
+
+struct state_dict_reading {
+	struct state_dict_reading *next;
+	struct state_dicts *all;
+	struct state_dict_use *use;
+	uint32_t readers;              /* who holds it, a look-up too */
+	bool lingers;                  /* a node reads */
+	struct loop_timer *linger;
+	char etag[STATE_DICT_ETAG_MAX];
+	struct waiter *waiters;        /* for the digests, which a worker computes */
+	int digests_fd;                /* -1: nobody has asked */
+	uint64_t digests_bytes, room;  /* room: of unread.h, taken for the memfd */
+};
+
+/* Names of segments are random, and a slot's generations grow: whoever makes a state dict of the same name anew makes another tag. */
+static void make_etag(const struct state_dict_use *use, char out[STATE_DICT_ETAG_MAX])
+{
+	unsigned char id[ID_BYTES];
+	char hex[2 * ID_BYTES + 1];
+	crypto_generichash_state h;
+
+	crypto_generichash_init(&h, NULL, 0, sizeof id);
+	for (uint32_t r = 0; r < use->world_size; r++)
+		crypto_generichash_update(&h, (const unsigned char *)use->ranks[r].segment, strlen(use->ranks[r].segment) + 1);
+	crypto_generichash_final(&h, id, sizeof id);
+	sodium_bin2hex(hex, sizeof hex, id, sizeof id);
+	snprintf(out, STATE_DICT_ETAG_MAX, "\"%s-%jd\"", hex, (intmax_t)use->generation);
+}
+
+static void reading_free(struct state_dict_reading *g)
+{
+	list_remove(&g->all->readings, g);
+	g->all->reading_count--;
+	loop_timer_stop(&g->linger);
+	unread_give(g->all->parts.unread, g->room);
+	fs_drop(&g->digests_fd);
+	state_dict_unuse(&g->use);
+	mem_free(g);
+}
+
+static void on_lingered(void *user)
+{
+	struct state_dict_reading *g = user;
+
+	g->linger = NULL;
+	reading_free(g);
+}
+
+void state_dict_read_end(struct state_dict_reading **reading)
+{
+	struct state_dict_reading *g = *reading;
+
+	*reading = NULL;
+	if (!g || --g->readers)
+		return;
+	if (g->lingers)
+		loop_timer_start(g->all->parts.loop, LINGER_MS, on_lingered, g, &g->linger);
+	else
+		reading_free(g);
+}
+
+/* The reading of the use's generation, which takes the use: one that is there, or a new one. */
+static FALLIBLE enum err take_reading(struct state_dicts *s, struct state_dict_use *use, struct state_dict_reading **out)
+{
+	for (struct state_dict_reading *g = s->readings; g; g = g->next) {
+		if (g->use->owner != use->owner || g->use->generation != use->generation)
+			continue;
+		state_dict_unuse(&use);
+		if (g->readers >= READERS_MAX)
+			return ERR(BUSY, "%u others read this generation", g->readers);
+		*out = g;
+		return OK;
+	}
+	struct state_dict_reading *g = s->reading_count < READINGS_MAX ? mem_zalloc(1, sizeof *g) : NULL;
+	if (!g) {
+		bool full = s->reading_count >= READINGS_MAX;
+		state_dict_unuse(&use);
+		return full ? ERR(BUSY, "images of %d generations are being read", READINGS_MAX) : ERR(NO_MEMORY, "cannot read an image");
+	}
+	*g = (struct state_dict_reading){ .next = s->readings, .all = s, .use = use, .digests_fd = -1 };
+	make_etag(use, g->etag);
+	s->readings = g;
+	s->reading_count++;
+	*out = g;
+	return OK;
+}
+
+FALLIBLE enum err state_dict_read_begin(struct state_dicts *s, const struct state_dict_reader *r, struct state_dict_reading **out)
+{
+	struct state_dict_use *use = NULL;
+
+	TRY(state_dict_use(s, &r->who, r->name, r->generation, "", &use));
+	TRY(take_reading(s, use, out));
+	loop_timer_stop(&(*out)->linger);
+	(*out)->lingers = (*out)->lingers || r->lingers;
+	(*out)->readers++;
+	return OK;
+}
+
+FALLIBLE enum err state_dict_read_image(const struct state_dict_reading *g, int64_t rank, struct state_dict_image *out)
+{
+	const struct state_dict_use *use = g->use;
+
+	if (rank < 0 || rank >= (int64_t)use->world_size)
+		return ERR(NOT_FOUND, "state dict \"%s\" has ranks 0 to %u", use->name, use->world_size - 1);
+	const struct state_dict_rank_use *k = &use->ranks[rank];
+	int fd = fcntl(k->fd, F_DUPFD_CLOEXEC, 0);
+	if (fd < 0)
+		return ERR_SYS(SYSTEM, "cannot read an image");
+	*out = (struct state_dict_image){ .fd = fd, .bytes = k->image_bytes, .generation = use->generation, .etag = g->etag };
+	return OK;
+}
+
+/* ---- digests ---- */
+
+static void tell(struct state_dict_reading *g, enum err e)
+{
+	struct err_info info = *err_last();
+	struct waiter *first = g->waiters;
+	const struct state_dict_image digests = { .fd = g->digests_fd, .bytes = g->digests_bytes, .generation = g->use->generation,
+						  .etag = g->etag };
+
+	g->waiters = NULL;
+	list_each(w, first) {
+		err_restore(&info);
+		w->fn(w->user, e, e ? NULL : &digests);
+		mem_free(w);
+	}
+}
+
+static void on_digests(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct state_dict_reading *g = user;
+	json_int_t bytes = json_integer_value(json_object_get(ok, "bytes"));
+
+	if (!e && (*fd < 0 || bytes <= 0 || (uint64_t)bytes > lookup_fd_bytes(*fd)))
+		e = ERR(PROTOCOL, "the look-up's answer has not the bytes that it announces");
+	if (!e) {
+		g->room = lookup_fd_bytes(*fd);
+		g->digests_fd = *fd;
+		g->digests_bytes = (uint64_t)bytes;
+		*fd = -1;
+	}
+	tell(g, e);
+	state_dict_read_end(&g);
+}
+
+static void tell_later(void *user, enum err e)
+{
+	struct state_dict_reading *g = user;
+
+	tell(g, e);
+	state_dict_read_end(&g);
+}
+
+void state_dict_read_digests(struct state_dict_reading *g, state_dict_digests_fn fn, void *user)
+{
+	struct waiter *w = mem_sure(sizeof *w);
+	bool asked = g->waiters;
+
+	*w = (struct waiter){ g->waiters, fn, user };
+	g->waiters = w;
+	if (asked)
+		return;
+	g->readers++;
+	json_t *more = json_pack("{s:s}", "op", "digests");
+	if (g->digests_fd >= 0 || !more)
+		loop_later(g->all->parts.loop, tell_later, g, more ? OK : ERR(NO_MEMORY, "cannot ask for digests"));
+	else
+		state_dict_ask_use(g->all, g->use, json_incref(more), on_digests, g);
+	json_decref(more);
+}
+
+void state_dict_readings_free(struct state_dicts *s)
+{
+	while (s->readings)
+		reading_free(s->readings);
+}
