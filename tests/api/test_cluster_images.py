@@ -47,6 +47,25 @@ def test_a_node_loads_what_lies_in_the_memory_of_another(pair):
     assert b.api.get("/v1/storages").ok(200)["storages"][0]["name"] == "main" and len(b.api.get("/v1/storages").ok(200)["storages"]) == 1
 
 
+def test_without_a_layout_it_is_what_lies_there_rank_for_rank(pair):
+    """Replicas that differ, values of each rank, several chunks of a tensor, an empty rank, filler and rules."""
+    a, b = pair
+    sd = lib.fresh()
+    layout = [{"match": "r", "placements": ["Replicate()"]}]
+    part = lambda r: {"fqn": "w", "global_shape": [8, 8], "offsets": [4 * r, 0]}
+    data = [lib.image({"w": ("U8", [2, 8], bytes([r] * 16)), "v": ("U8", [2, 8], bytes([9 + r] * 16)), "r": ("F32", [3], bytes([r] * 12)),
+                       "none": ("F32", [0], b"")},
+                      {"tensors": {"w": part(r), "v": {**part(r), "offsets": [4 * r + 2, 0]},
+                                   "r": {"fqn": "r", "global_shape": [3], "offsets": [0]}},
+                       "values": {"rank": {"json": r}}, "layout": layout}) for r in range(2)] + [lib.image({})]
+    a.put(sd, data, generation=4)
+    done = b.api.run("load", source=source(sd), target={"state_dict": sd})["result"]
+    assert done["unverified_bytes"] == 0 and done["world_size"] == 3
+    assert [b.api.get(f"/v1/state-dicts/{sd}/ranks/{r}/image").body for r in range(3)] == data
+    plan = b.api.post("/v1/jobs?dry_run=true", {"kind": "load", "source": source(sd), "target": {"state_dict": "y"}}).ok(200)
+    assert plan["loads"] is True
+
+
 def test_what_is_not_there_is_refused_with_the_nodes_words(pair):
     a, b = pair
     sd = lib.fresh()

@@ -4,6 +4,7 @@
 
 #include "ops/convert_rules.h"
 #include "ops/apply.h"
+#include "ops/exact_load.h"
 #include "ops/optim_load.h"
 #include "runner/build.h"
 #include "runner/gang_run.h"
@@ -30,6 +31,7 @@ struct load {
 	struct load_match match;
 	struct load_plan plan;
 	struct problems problems;
+	bool exact;                    /* as it is in another node's memory */
 	bool optimizer;                /* of optimizer state, as a model's ranks need it */
 	struct optim_load optim;
 };
@@ -66,6 +68,11 @@ static FALLIBLE enum err cut(struct load *l)
 {
 	if (l->optimizer)
 		return cut_optimizer(l);
+	l->exact = exact_load_is(l->job, l->existing);
+	if (l->exact) {
+		l->world_size = l->source.world_size;
+		return exact_load_plan(l->source.sd, l->world_size, l->arena, &l->target, &l->plan);
+	}
 	if (l->existing) {
 		l->world_size = l->existing->world_size;
 		return input_images(l->existing, l->job->fds, &l->target);
@@ -90,7 +97,7 @@ static FALLIBLE enum err report(struct load *l)
 	TRY(e);
 	json_object_set_new(r, "world_size", json_integer(l->world_size));
 	json_object_set_new(r, "tensors", json_integer((json_int_t)l->target->tensor_count));
-	json_object_set_new(r, "values", json_integer((json_int_t)l->target->value_count));
+	json_object_set_new(r, "values", json_integer((json_int_t)(l->exact ? l->view.sd : l->target)->value_count));
 	return OK;
 }
 
@@ -190,13 +197,16 @@ static FALLIBLE enum err load(struct load *l)
 	TRY(job_state(l->job, "planning", "plan", NULL, 0));
 	l->match.problems = &l->problems;
 	l->match.strict = l->job->spec.strict;
-	TRY(load_plan_make(l->view.sd, l->target, &l->match, l->arena, &l->plan));
+	if (!l->exact)
+		TRY(load_plan_make(l->view.sd, l->target, &l->match, l->arena, &l->plan));
 	TRY(report(l));
 	if (!l->job->dry_run)
 		TRY(problems_raise(&l->problems));
 	struct segments_form form = { true, l->optim.plan.plain, l->optim.plan.outers };
 	if (l->existing && !l->job->dry_run)
 		TRY(segments_set_values(l->job, l->existing, &l->source, l->view.sd));
+	else if (l->exact)
+		TRY(exact_load_headers(l->job, &l->source));
 	else if (!l->existing)
 		TRY(segments_make(l->job, &l->source, l->optimizer ? l->target : l->view.sd, l->target, l->world_size,
 				  l->optimizer ? &form : NULL));
