@@ -21,6 +21,7 @@ import traceback
 from measure import MIB, RANKS, SIZE, TESTBIN, Bench, drop_caches, lib  # first: makes tests/lib known
 
 import c_rows
+import cluster_rows
 import comm_rows
 import dropin_rows
 import format_rows
@@ -51,6 +52,7 @@ def python(b):
 
 PARTS = {
     "collectives": lambda b: comm_rows.rows(b, TESTBIN),
+    "cluster": cluster_rows.rows,
     "plans": plan_rows.rows,
     "start": server_rows.start,
     "lists": list_rows.rows,
