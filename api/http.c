@@ -394,6 +394,7 @@ static FALLIBLE enum err start_listener(struct event_base *base, struct http *h,
 		{ MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S, NULL },
 		{ MHD_OPTION_CONNECTION_MEMORY_LIMIT, HTTP_CONNECTION_BYTES, NULL },
 		{ MHD_OPTION_STRICT_FOR_CLIENT, 1, NULL },
+		{ MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, NULL }, /* else it sends no file by sendfile(), but by 4 KiB */
 		{ from->tls ? MHD_OPTION_HTTPS_MEM_CERT : MHD_OPTION_END, 0, (void *)(uintptr_t)h->o.tls_cert_pem },
 		{ from->tls ? MHD_OPTION_HTTPS_MEM_KEY : MHD_OPTION_END, 0, (void *)(uintptr_t)h->o.tls_key_pem },
 		{ MHD_OPTION_END, 0, NULL },

@@ -9,9 +9,9 @@
 bool exact_load_is(const struct job *j, const struct rank_segments *existing)
 {
 	const struct spec *s = &j->spec;
+	bool selects = s->include.n || s->exclude.n || s->dtype.n || s->rename.n || s->transform.count || s->optimizer_key.n;
 
-	return s->source.kind == REF_REMOTE && !existing && !s->layout.n && !s->world_size && !s->include.n && !s->exclude.n && !s->dtype.n &&
-	       !s->rename.n && !s->transform.count && !s->optimizer_key.n;
+	return s->source.kind == REF_REMOTE && !existing && !s->layout.n && !s->world_size && !selects;
 }
 
 enum err exact_load_plan(const struct sdict *source, uint32_t world_size, struct arena *arena, struct sdict **out, struct load_plan *plan)
