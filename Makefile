@@ -384,7 +384,7 @@ $(TESTBIN)/test_commit: LDFLAGS_ALL += -Wl,--wrap=fsync
 $(TESTBIN)/test_locate: LDFLAGS_ALL += -Wl,--wrap=clock_gettime
 .PRECIOUS: $(O)/%.o
 
-GPU_TESTS := $(addprefix $(TESTBIN)/test_,device comm_nccl comm_nccl_errors)
+GPU_TESTS := $(addprefix $(TESTBIN)/test_,device device_import comm_nccl comm_nccl_errors)
 $(GPU_TESTS) check-worker: | $(FAKES)
 
 CUDA_INCLUDE ?= /usr/local/cuda/include
@@ -392,7 +392,7 @@ CUDA_INCLUDE ?= /usr/local/cuda/include
 check-abi: ## our declarations of CUDA and NCCL beside their headers, where those are (CUDA_INCLUDE=DIR)
 	$(Q)fail=0; for x in cuda nccl; do \
 	  if [ ! -e $(CUDA_INCLUDE)/$$x.h ]; then echo "skipped: no $$x.h in $(CUDA_INCLUDE)"; continue; fi; \
-	  $(CC) -std=gnu17 -Wall -Wextra -Werror -fsyntax-only -Iworker -I$(CUDA_INCLUDE) tests/abi/$${x}_abi.c && echo "ok $${x}_abi" || fail=1; done; exit $$fail
+	  $(CC) -std=gnu17 -Wall -Wextra -Werror -fsyntax-only -Iworker -Itests -I$(CUDA_INCLUDE) tests/abi/$${x}_abi.c && echo "ok $${x}_abi" || fail=1; done; exit $$fail
 
 .PHONY: check-gpu
 check-gpu: $(GPU_TESTS) check-abi ## the tests of device memory with the real libcuda and libnccl; they skip without a GPU

@@ -1,5 +1,5 @@
-/* handlers.h: one function per route (routes.c), by resource: h_jobs.c, h_state_dicts.c, h_images.c, h_checkpoints.c, h_runs.c,
- * h_followers.c, h_policies.c, h_webhooks.c, h_trash.c, h_storages.c, h_workers.c, h_system.c. */
+/* handlers.h: one function per route (routes.c), by resource: h_jobs.c, h_state_dicts.c, h_images.c, h_device.c, h_checkpoints.c,
+ * h_runs.c, h_followers.c, h_policies.c, h_webhooks.c, h_trash.c, h_storages.c, h_workers.c, h_system.c. */
 #pragma once
 #include "api/http.h"
 
@@ -22,6 +22,8 @@ FALLIBLE enum err h_rank_reserve(struct req *r);
 FALLIBLE enum err h_rank_renew(struct req *r);
 FALLIBLE enum err h_rank_seal(struct req *r);
 FALLIBLE enum err h_rank_release(struct req *r);
+FALLIBLE enum err h_rank_copy(struct req *r);
+FALLIBLE enum err h_descriptors(struct req *r);
 
 FALLIBLE enum err h_checkpoints_list(struct req *r);
 FALLIBLE enum err h_checkpoint_get(struct req *r);

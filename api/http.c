@@ -308,6 +308,37 @@ static enum MHD_Result take_body(struct req *r, const char *data, size_t *n)
 	return keep_refusal(r);
 }
 
+/* libmicrohttpd closes its own descriptor at once and forgets the connection: none of its limits counts it any more, and its end needs
+ * not be waited for. */
+static void on_upgrade(void *, struct MHD_Connection *, void *context, const char *, size_t early, MHD_socket fd,
+		       struct MHD_UpgradeResponseHandle *handle)
+{
+	struct req *r = context;
+	int socket = early ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0); /* bytes before the answer would not have their descriptors any more */
+
+	if (r && socket >= 0)
+		r->upgraded(r, &socket);
+	if (socket >= 0)
+		close(socket);
+	(void)MHD_upgrade_action(handle, MHD_UPGRADE_ACTION_CLOSE);
+}
+
+FALLIBLE enum err http_upgrade(struct req *r, const char *protocol, void (*fn)(struct req *r, int *socket))
+{
+	struct MHD_Response *m = MHD_create_response_for_upgrade(on_upgrade, NULL);
+
+	NEED(m, "cannot make an answer");
+	if (MHD_add_response_header(m, MHD_HTTP_HEADER_UPGRADE, protocol) != MHD_YES) {
+		MHD_destroy_response(m);
+		return ERR(NO_MEMORY, "cannot make an answer");
+	}
+	r->upgraded = fn;
+	r->answered = true;
+	r->answer = m;
+	r->status = MHD_HTTP_SWITCHING_PROTOCOLS;
+	return OK;
+}
+
 static FALLIBLE enum err handle(struct req *r)
 {
 	if (r->refused) {
@@ -388,7 +419,7 @@ static unsigned connections_max(const struct http *h)
 static FALLIBLE enum err start_listener(struct event_base *base, struct http *h, const struct http_listener *from,
 					struct listener *l)
 {
-	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+	unsigned flags = MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (from->is_unix ? MHD_ALLOW_UPGRADE : 0);
 	struct MHD_OptionItem more[] = {
 		{ MHD_OPTION_CONNECTION_LIMIT, (intptr_t)connections_max(h), NULL },
 		{ MHD_OPTION_CONNECTION_TIMEOUT, IDLE_S, NULL },

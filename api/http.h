@@ -101,6 +101,7 @@ struct req {
 	uint64_t body_bytes, body_counted;
 	uint64_t unread;             /* bytes of the answer that unread.h counts */
 	int64_t began_ns;            /* head complete */
+	void (*upgraded)(struct req *r, int *socket);
 	char allow[64];              /* of a 405 */
 	uint64_t range_of;           /* of a 416: 1 + the bytes that there are; 0: it is about a slice */
 };
@@ -123,6 +124,9 @@ FALLIBLE enum err req_dress(struct MHD_Response *m, const char *content_type, bo
 /* A problem+json answer of this thread's latest error. */
 void req_fail(struct req *r, enum err code, const char *job);
 /* Adds a header to the answer that was just made. */
+/* 101: the connection is another protocol's from now on. fn gets its socket, which it may take (set to -1), after the head is sent; the
+ * request lives until it returns. Unix sockets only. */
+FALLIBLE enum err http_upgrade(struct req *r, const char *protocol, void (*fn)(struct req *r, int *socket));
 FALLIBLE enum err req_header(struct req *r, const char *name, const char *value);
 /* An endless answer, produced by `read` (see sse.c). `done` runs once, when the client is gone or the stream ended. */
 FALLIBLE enum err req_stream(struct req *r, const char *content_type, MHD_ContentReaderCallback read, void *user,

@@ -33,6 +33,8 @@ static const struct route routes[] = {
 	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:renew", h_rank_renew, ROUTE_BODY_MAY, false, false, Q(NULL) },
 	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:seal", h_rank_seal, ROUTE_BODY, false, false, Q(NULL) },
 	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:release", h_rank_release, ROUTE_BODY, false, false, Q(NULL) },
+	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:copy", h_rank_copy, ROUTE_BODY, false, false, Q(NULL) },
+	{ "GET", "/v1/descriptors", h_descriptors, ROUTE_NO_BODY, false, false, Q(NULL), .scope = SCOPE_SUBMIT },
 
 	{ "GET", "/v1/checkpoints", h_checkpoints_list, ROUTE_NO_BODY, false, false,
 	  Q("page_size", "page_token", "prefix", "storage", "run", "filter", "sort", NULL), .list = "checkpoints" },

@@ -129,6 +129,19 @@ const char *devices_missing(const struct devices *d, const char *backend)
 	return reason ? reason : "the probe did not say why";
 }
 
+bool devices_has(const struct devices *d, const char *uuid)
+{
+	const json_t *one;
+	size_t i;
+
+	json_array_foreach(d->found, i, one) {
+		const char *its = json_string_value(json_object_get(one, "uuid"));
+		if (its && strcmp(its, uuid) == 0)
+			return true;
+	}
+	return false;
+}
+
 const char *devices_version(const struct devices *d, const char *backend)
 {
 	return json_string_value(json_object_get(json_object_get(d->backends, backend), "version"));

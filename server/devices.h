@@ -14,6 +14,7 @@ void devices_note(struct devices *d, const json_t *hello);    /* what a probe sa
 FALLIBLE enum err devices_put(const struct devices *d, struct buf *out);
 /* NULL: "cuda" or "nccl" is there; else why not, valid until the loop goes on. */
 const char *devices_missing(const struct devices *d, const char *backend);
+bool devices_has(const struct devices *d, const char *uuid);     /* a GPU */
 /* Its version as the probe told it, "2.21.5"; NULL: none was told. Valid as long. */
 const char *devices_version(const struct devices *d, const char *backend);
 void devices_free(struct devices *d);

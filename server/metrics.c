@@ -46,6 +46,8 @@ static const struct family {
 	{ "dcpd_workers_lost_total", COUNTER, "worker processes that died without being told to" },
 	{ "dcpd_stale_frames_total", COUNTER, "messages of an attempt that is over" },
 	{ "dcpd_shm_bytes", GAUGE, "shared memory of state dicts" },
+	{ "dcpd_device_copies_total", COUNTER, "copies between device memory and segments, by result" },
+	{ "dcpd_device_copy_bytes_total", COUNTER, "bytes that they moved" },
 	{ "dcpd_rings_dropped_total", COUNTER, "rings whose process ended, and whose memory was given back before the lease was over" },
 	{ "dcpd_state_dicts", GAUGE, "state dicts in shared memory" },
 	{ "dcpd_storage_free_bytes", GAUGE, "at the latest probe" },

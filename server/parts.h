@@ -43,6 +43,8 @@ struct server {
 	struct lookups *lookups;
 	struct workers *workers;
 	struct devices *devices;
+	struct descriptors *descriptors;
+	struct device_copies *device_copies;
 	struct runs *runs;
 	struct tiers *tiers;
 	struct flushers *flushers;

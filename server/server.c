@@ -18,6 +18,8 @@
 #include "server/chain.h"
 #include "server/cluster.h"
 #include "server/config.h"
+#include "server/descriptors.h"
+#include "server/device_copy.h"
 #include "server/devices.h"
 #include "server/errdoc.h"
 #include "server/events.h"
@@ -191,6 +193,9 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(trash_care_start(s));
 	TRY(policy_all_start(s));
 	TRY(devices_new(s->workers, &s->devices));
+	TRY(descriptors_new(s->loop, &s->descriptors));
+	TRY(device_copies_new(&(struct device_copy_parts){ s->loop, s->workers, s->devices, s->descriptors, s->state_dicts, s->metrics },
+			      &s->device_copies));
 	first_probes(s);
 	webhooks_wake(s);
 	chains_wake(s, NULL);
@@ -237,6 +242,7 @@ void server_free(struct server *s)
 		journal_sync(s->journal);
 		loop_run_posted(s->loop);
 	}
+	device_copies_end(s->device_copies);
 	gangs_free(s->gangs);
 	lookups_end(s->lookups);
 	if (s->loop)
@@ -246,6 +252,8 @@ void server_free(struct server *s)
 	chains_free(s);
 	webhooks_free(s);
 	cluster_free(s->cluster);
+	device_copies_free(s->device_copies);
+	descriptors_free(s->descriptors);
 	devices_free(s->devices);
 	workers_free(s->workers);
 	policy_all_free(s);

@@ -120,6 +120,10 @@ FALLIBLE enum err state_dict_use(struct state_dicts *s, const struct principal *
 /* Checks without holding: what state_dict_use would give, and its bytes. */
 FALLIBLE enum err state_dict_check(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
 				   int64_t *generation_out, uint64_t *image_bytes_out);
+/* A hold on one rank's slot alone, of which the other ranks of the use have nothing: to write into it, as long as it is open (seal and
+ * fill are refused meanwhile), or to read from it, once it is sealed. ERR_STATE_CONFLICT. */
+FALLIBLE enum err state_dict_use_rank(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+				      bool to_write, struct state_dict_use **out);
 void state_dict_unuse(struct state_dict_use **use);
 /* No newer generation has taken the first rank's slot of this one, and its process is not known to have ended. */
 bool state_dict_is_latest(const struct state_dicts *s, struct str name, int64_t generation);

@@ -115,6 +115,9 @@ void slot_take_up(struct slot *sl, enum slot_state state);   /* of a new record 
 
 /* ---- state_dict_record.c ---- */
 FALLIBLE enum err state_dict_find(struct state_dicts *s, const struct principal *who, struct str name, struct state_dict **out);
+/* The same, for one of its ranks, whose lease begins anew. */
+FALLIBLE enum err state_dict_find_rank(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank,
+				       struct state_dict **out);
 FALLIBLE enum err state_dict_alloc(struct state_dicts *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
 				   struct state_dict **out);          /* in the table, one ref fewer than none: plain */
 void state_dict_free(struct state_dict *sd);
@@ -147,7 +150,6 @@ bool state_dict_given(const struct state_dict *sd, uint32_t rank, int64_t genera
 struct slot *state_dict_begun(const struct state_dict *sd, uint32_t rank, int64_t generation);
 /* The ranks that lack a sealed slot of this generation (< 0: of any) as text, "1, 3"; how many, and the first. */
 uint32_t state_dict_missing(const struct state_dict *sd, int64_t generation, char *ranks, size_t n, int64_t *first_out);
-void state_dict_lease_touch(struct state_dict *sd, uint32_t rank);
 void state_dict_lease_begin(struct state_dict *sd);              /* of all ranks; without a lease: nothing */
 int64_t state_dict_lease_wall(const struct state_dict *sd, uint32_t rank);   /* when it ends, for the record; 0: no lease */
 void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation);

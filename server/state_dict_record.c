@@ -272,7 +272,7 @@ uint32_t state_dict_missing(const struct state_dict *sd, int64_t generation, cha
 
 /* ---- leases ---- */
 
-void state_dict_lease_touch(struct state_dict *sd, uint32_t rank)
+static void touch_lease(struct state_dict *sd, uint32_t rank)
 {
 	if (sd->lease_ms)
 		sd->ranks[rank].expires_ms = clock_service_ms() + sd->lease_ms;
@@ -281,6 +281,19 @@ void state_dict_lease_touch(struct state_dict *sd, uint32_t rank)
 		sd->orphan_job[0] = '\0';
 		state_dict_write(sd);
 	}
+}
+
+FALLIBLE enum err state_dict_find_rank(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank,
+				       struct state_dict **out)
+{
+	struct state_dict *sd;
+
+	TRY(state_dict_find(s, who, name, &sd));
+	if (rank < 0 || rank >= sd->world_size)
+		return ERR(NOT_FOUND, "state dict \"%s\" has ranks 0 to %u", sd->name, sd->world_size - 1);
+	touch_lease(sd, (uint32_t)rank);
+	*out = sd;
+	return OK;
 }
 
 void state_dict_lease_begin(struct state_dict *sd)

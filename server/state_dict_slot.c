@@ -27,19 +27,6 @@ static const struct slot_watch *watch_of(const struct state_dict *sd)
 	return sd->all->watch;
 }
 
-static FALLIBLE enum err find_rank(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank,
-				   struct state_dict **out)
-{
-	struct state_dict *sd;
-
-	TRY(state_dict_find(s, who, name, &sd));
-	if (rank < 0 || rank >= sd->world_size)
-		return ERR(NOT_FOUND, "state dict \"%s\" has ranks 0 to %u", sd->name, sd->world_size - 1);
-	state_dict_lease_touch(sd, (uint32_t)rank);
-	*out = sd;
-	return OK;
-}
-
 /* ---- reserve ---- */
 
 static void answer_reserved(void *user, enum err e)
@@ -216,7 +203,7 @@ void state_dict_reserve(struct state_dicts *s, const struct principal *who, stru
 	static struct state_dict nobody = { .refs = 1 }; /* keeps the answer's path the same when there is no state dict */
 
 	*w = (struct slot_waiter){ .rank = (uint32_t)rank, .bytes = bytes, .generation = generation, .fn = fn, .user = user };
-	enum err e = find_rank(s, who, name, rank, &w->sd);
+	enum err e = state_dict_find_rank(s, who, name, rank, &w->sd);
 	if (e)
 		w->sd = &nobody;
 	else
@@ -242,7 +229,7 @@ void state_dict_reserve(struct state_dicts *s, const struct principal *who, stru
 
 void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl)
 {
-	must(sl->filling && sl->uses);
+	must(sl->state == SLOT_OPEN && sl->uses);
 	slot_move(sl, SLOT_LEAVING);
 	state_dict_slot_write(sd, sl, SLOT_FREE, NULL, NULL);
 }
@@ -318,6 +305,9 @@ static FALLIBLE enum err check_seal(struct state_dict *sd, uint32_t rank, int64_
 	if (!sl)
 		return err_at_rank(ERR(STATE_CONFLICT, "rank %u has no open slot for generation %jd: reserve it first", rank,
 				       (intmax_t)generation), rank);
+	if (sl->uses && !sl->filling)
+		return err_at_rank(ERR(STATE_CONFLICT, "generation %jd is being copied from a device: wait for that",
+				       (intmax_t)generation), rank);
 	if (image_bytes < 8 || (image_bytes > sl->bytes && !through_ring && !sl->ring.bytes))
 		return err_at_rank(ERR(VALIDATION_FAILED, "image_bytes must be from 8 to the slot's %ju", (uintmax_t)sl->bytes), rank);
 	if (sl->filling && sl->image_bytes != image_bytes)
@@ -333,7 +323,7 @@ FALLIBLE enum err state_dict_fill(struct state_dicts *s, const struct principal 
 	struct state_dict *sd;
 	struct slot *sl;
 
-	TRY(find_rank(s, who, name, rank, &sd));
+	TRY(state_dict_find_rank(s, who, name, rank, &sd));
 	TRY(check_seal(sd, (uint32_t)rank, generation, image_bytes, ring != NULL, &sl));
 	if (!sl)
 		return err_at_rank(ERR(STATE_CONFLICT, "generation %jd is sealed already", (intmax_t)generation), rank);
@@ -358,7 +348,7 @@ void state_dict_seal(struct state_dicts *s, const struct principal *who, struct 
 {
 	struct state_dict *sd;
 	struct slot *sl = NULL;
-	enum err e = find_rank(s, who, name, rank, &sd);
+	enum err e = state_dict_find_rank(s, who, name, rank, &sd);
 
 	e = e ?: check_seal(sd, (uint32_t)rank, generation, image_bytes, ring != NULL, &sl);
 	if (!e && (ring || (sl && sl->ring.bytes))) {
@@ -429,7 +419,7 @@ void state_dict_release(struct state_dicts *s, const struct principal *who, stru
 {
 	struct state_dict *sd;
 	struct slot *sl = NULL;
-	enum err e = find_rank(s, who, name, rank, &sd);
+	enum err e = state_dict_find_rank(s, who, name, rank, &sd);
 
 	if (!e) {
 		sl = state_dict_slot_of(sd, (uint32_t)rank, generation, SLOT_SEALED);
@@ -438,7 +428,7 @@ void state_dict_release(struct state_dicts *s, const struct principal *who, stru
 	}
 	if (e || !sl) {
 		loop_later(s->parts.loop, fn, user, e);
-	} else if (sl->uses && sl->filling) {
+	} else if (sl->uses && sl->state == SLOT_OPEN) {
 		state_dict_abandon_slot(sd, sl);
 		loop_later(s->parts.loop, fn, user, OK);
 	} else if (sl->uses) {
@@ -458,7 +448,7 @@ FALLIBLE enum err state_dict_renew(struct state_dicts *s, const struct principal
 {
 	struct state_dict *sd;
 
-	TRY(find_rank(s, who, name, rank, &sd));
+	TRY(state_dict_find_rank(s, who, name, rank, &sd));
 	if (generation >= 0)
 		TRY(state_dict_ring_check(sd, (uint32_t)rank, generation));
 	*expires_ms_out = state_dict_lease_wall(sd, (uint32_t)rank);

@@ -117,6 +117,27 @@ FALLIBLE enum err state_dict_use(struct state_dicts *s, const struct principal *
 	return state_dict_hold(sd, chosen, job, out);
 }
 
+FALLIBLE enum err state_dict_use_rank(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
+				      bool to_write, struct state_dict_use **out)
+{
+	struct state_dict_use *u;
+	struct state_dict *sd;
+
+	TRY(state_dict_find_rank(s, who, name, rank, &sd));
+	struct slot *sl = to_write ? state_dict_slot_of(sd, (uint32_t)rank, generation, SLOT_OPEN)
+				   : usable(sd, (uint32_t)rank, generation, false);
+	if (!sl)
+		return err_at_rank(ERR(STATE_CONFLICT, to_write ? "rank %jd has no open slot for generation %jd: reserve it first"
+								: "rank %jd has not sealed generation %jd", (intmax_t)rank,
+				       (intmax_t)generation), rank);
+	if (to_write && (sl->uses || sl->filling))
+		return err_at_rank(ERR(STATE_CONFLICT, "the slot of generation %jd is being filled already", (intmax_t)generation), rank);
+	TRY(state_dict_new_use(sd, generation, "", &u));
+	fill_rank(u, (uint32_t)rank, sl);
+	*out = u;
+	return OK;
+}
+
 bool state_dict_is_latest(const struct state_dicts *s, struct str name, int64_t generation)
 {
 	const struct state_dict *sd = map_object(&s->table, name);

@@ -56,7 +56,7 @@ ORDER = {
     "server": """
         service_clock principal trace parts.h errdoc table webhook_address webhook_sign config gang_rendezvous doctor
         loop
-        courier
+        courier descriptors
         events metrics unread
         journal_read
         journal_open
@@ -78,6 +78,7 @@ ORDER = {
         state_dict_ring
         state_dict_slot
         state_dict_use
+        device_copy
         state_dict_await state_dict_make
         state_dict_lease state_dict_ask state_dict_view
         state_dict_image

@@ -22,7 +22,7 @@
 #include "runner/stats_cache.h"
 #include "store/trash.h"
 
-enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, PROBLEM_ROOM = 64, MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30,
+enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, SWEEP_MS = 2000, PROBLEM_ROOM = 64, MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30,
        HEAP_KEPT = 4 << 20 };
 
 static FALLIBLE enum err open_stores(struct worker *w, const json_t *roots)
@@ -142,7 +142,8 @@ static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 		return ERR(PROTOCOL, "the coordinator is of build %s, this worker of %s", build ? build : "?", BUILD_ID);
 	if (role && strcmp(role, "probe") == 0)
 		return answer_probe(w);
-	w->lookup = role && strcmp(role, "lookup") == 0;
+	bool copier = role && strcmp(role, "device") == 0;
+	w->lookup = copier || (role && strcmp(role, "lookup") == 0);
 	w->index = (uint32_t)json_integer_value(json_object_get(hello, "index"));
 	w->count = (uint32_t)json_integer_value(json_object_get(hello, "count"));
 	w->count = w->count ? w->count : 1;
@@ -152,7 +153,7 @@ static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 	w->device = json_is_true(json_object_get(hello, "device"));
 	w->network = json_is_true(json_object_get(hello, "network"));
 	snprintf(w->listen, sizeof w->listen, "%s", listen ? listen : "");
-	snprintf(name, sizeof name, "%s %u", w->lookup ? "lookup" : "worker", w->index);
+	snprintf(name, sizeof name, "%s %u", copier ? "device" : w->lookup ? "lookup" : "worker", w->index);
 	log_init(name, json_is_true(json_object_get(hello, "log_json")), LOG_LEVEL_INFO);
 	/* the coordinator's answers and the trainer's steps come before our bytes when the CPU is short; 0 and -1 are both fine */
 	if (!w->lookup && nice(GANG_NICE) < 0)
@@ -318,7 +319,9 @@ static FALLIBLE enum err next_frame(struct worker *w, struct frame *f, bool *clo
 		bool empty;
 		if (frame_wants_write(w->conn))
 			TRY(frame_flush(w->conn, &empty));
-		TRY(frame_wait(w->conn, frame_wants_write(w->conn) ? 10 : WAIT_FOREVER, f, &got, closed));
+		TRY(frame_wait(w->conn, frame_wants_write(w->conn) ? 10 : w->pins.n ? SWEEP_MS : WAIT_FOREVER, f, &got, closed));
+		if (!got)
+			gpu_sweep(w); /* what is page-locked stays in memory, also when its name is gone */
 	}
 	return OK;
 }

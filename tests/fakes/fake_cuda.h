@@ -4,7 +4,31 @@
 
 enum { FAKE_DONE, FAKE_LATER };
 
+/* Calls of a trainer that hands memory over; no part of dcpd makes them. In the form of CUDA_FUNCTIONS. */
+#define FAKE_CUDA_EXPORTS(X)                                                                                     \
+	X(ipc_get, cuIpcGetMemHandle, (struct CUipcMemHandle_st *out, cuda_ptr p))                               \
+	X(attribute, cuPointerGetAttribute, (void *out, unsigned what, cuda_ptr p))                                   \
+	X(vmm_create, cuMemCreate,                                                                               \
+	  (cuda_allocation *out, size_t bytes, const struct CUmemAllocationProp_st *how, unsigned long long flags)) \
+	X(vmm_retain, cuMemRetainAllocationHandle, (cuda_allocation *out, void *p))                              \
+	X(vmm_export, cuMemExportToShareableHandle, (void *out, cuda_allocation a, unsigned type, unsigned long long flags))
+
+#ifndef CUDA_VERSION
+struct CUmemAllocationProp_st {
+	int type, handle_types;
+	char rest[24];
+};
+#endif
+
+enum {
+	FAKE_CUDA_PROP_BYTES = 32, FAKE_CUDA_PROP_HANDLE_TYPES = 4,
+	FAKE_CUDA_ATTRIBUTE_DEVICE = 9, FAKE_CUDA_ATTRIBUTE_IPC = 10,
+	FAKE_CUDA_ATTRIBUTE_MAPPING_BYTES = 18, FAKE_CUDA_ATTRIBUTE_MAPPING_BASE = 19,
+};
+
 /* Adds work to a stream. step returns FAKE_DONE, or FAKE_LATER to be called again. */
 void fake_cuda_push(struct CUstream_st *s, int (*step)(void *arg), void *arg);
 /* The memory behind [p, p + bytes) of the fake device; NULL if that is no device memory. */
 void *fake_cuda_bytes(const void *p, size_t bytes);
+/* How many allocations, imports, reservations and page-locked ranges this process has. */
+int fake_cuda_left(void);

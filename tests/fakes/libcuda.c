@@ -7,7 +7,12 @@
  *     FAKE_CUDA_CRASH=FILE        cuInit ends the process while there is such a file
  *     FAKE_CUDA_DEVICES=2         how many there are; default 1
  *     FAKE_CUDA_MEMORY=1048576    bytes of device memory; default 1 GiB
- *     FAKE_CUDA_FAIL=cuMemHostRegister_v2:2:999     the second call of that name fails with error 999; 0: every call */
+ *     FAKE_CUDA_FAIL=cuMemHostRegister_v2:2:999     the second call of that name fails with error 999; 0: every call;
+ *                                 with ":sticky" behind it so does every call after it, as when a device is lost; "@FILE": as FILE says now
+ *
+ * Memory is in files without a name, so that another process can open it: a legacy handle says where its exporter has it open, and is
+ * good for nothing once that has ended; a VMM descriptor is the file itself. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,7 +25,8 @@
 #include "fakes/fake_cuda.h"
 
 enum { ALLOCATIONS = 4096, PINNED = 4096, PAGE = 4096, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101,
-       INVALID_CONTEXT = 201, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713 };
+       INVALID_CONTEXT = 201, INVALID_HANDLE = 400, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712,
+       NOT_REGISTERED = 713, NOT_SUPPORTED = 801 };
 
 struct work {
 	struct work *next;
@@ -41,12 +47,26 @@ struct CUctx_st {
 	int users;
 };
 
+enum kind { ALLOCATED, IMPORTED, MAPPED, RESERVED };
+
 struct range {
-	char *p;
-	size_t bytes, reserved;
+	char *p;                       /* NULL: the entry is free */
+	size_t bytes, distance;        /* from the device's address to where the bytes are */
+	int fd;                        /* of the memory; -1: none of its own */
+	enum kind kind;
+	unsigned allocation;           /* of a mapping */
+	bool is_closed;                /* a mapping without access */
+};
+
+struct vmm {
+	int fd, refs;                  /* refs 0: the entry is free */
+	size_t bytes;
+	bool is_shareable;
 };
 
 static struct range allocations[ALLOCATIONS], pinned[PINNED];
+static struct vmm vmms[ALLOCATIONS];
+static cuda_result sticky;
 static size_t used;
 static bool initialized;
 static struct CUctx_st context, *current;
@@ -58,16 +78,32 @@ static unsigned long number_of(const char *name, unsigned long otherwise)
 	return value ? strtoul(value, NULL, 10) : otherwise;
 }
 
+/* The text of FAKE_CUDA_FAIL, or of the file that it names. */
+static const char *spec_now(char *room, size_t n)
+{
+	const char *spec = getenv("FAKE_CUDA_FAIL");
+
+	if (!spec || spec[0] != '@')
+		return spec;
+	int fd = open(spec + 1, O_RDONLY | O_CLOEXEC);
+	ssize_t got = fd < 0 ? -1 : read(fd, room, n - 1);
+	if (fd >= 0)
+		close(fd);
+	room[got < 0 ? 0 : got] = '\0';
+	return room;
+}
+
 /* CUDA_OK, or the error that the environment asks for. */
 static cuda_result injected(const char *symbol)
 {
 	static char counted[64];
 	static unsigned long calls;
-	const char *spec = getenv("FAKE_CUDA_FAIL");
+	char room[128];
+	const char *spec = spec_now(room, sizeof room);
 	size_t n = strlen(symbol);
 
-	if (!spec || strncmp(spec, symbol, n) != 0 || spec[n] != ':')
-		return CUDA_OK;
+	if (sticky || !spec || strncmp(spec, symbol, n) != 0 || spec[n] != ':')
+		return sticky;
 	if (strcmp(counted, symbol) != 0) {
 		snprintf(counted, sizeof counted, "%s", symbol);
 		calls = 0;
@@ -75,7 +111,11 @@ static cuda_result injected(const char *symbol)
 	char *end;
 	unsigned long nth = strtoul(spec + n + 1, &end, 10);
 	calls++;
-	return nth == 0 || nth == calls ? (cuda_result)strtoul(end + 1, NULL, 10) : CUDA_OK;
+	if (nth && nth != calls)
+		return CUDA_OK;
+	cuda_result r = (cuda_result)strtoul(end + 1, &end, 10);
+	sticky = strncmp(end, ":sticky", 7) == 0 ? r : CUDA_OK;
+	return r;
 }
 
 /* Every call but cuInit and those about errors begins so. */
@@ -95,6 +135,7 @@ static cuda_result injected(const char *symbol)
 
 #define X(member, symbol, params) cuda_result symbol params;
 CUDA_FUNCTIONS(X)
+FAKE_CUDA_EXPORTS(X)
 #undef X
 
 cuda_result cuInit(unsigned flags)
@@ -118,6 +159,9 @@ static const struct { cuda_result r; const char *name, *text; } errors[] = {
 	{ CUDA_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected" },
 	{ INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal" },
 	{ INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context" },
+	{ INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle" },
+	{ ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered" },
+	{ NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported" },
 	{ CUDA_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready" },
 	{ ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped" },
 	{ NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region" },
@@ -210,11 +254,71 @@ cuda_result cuCtxSetCurrent(struct CUctx_st *ctx)
 	return CUDA_OK;
 }
 
-/* ---- memory: the pointers given out have no access; the bytes are `reserved` behind them ---- */
+/* ---- memory: the pointers given out have no access; the bytes are `distance` behind them ---- */
+
+static size_t round_up(size_t bytes)
+{
+	return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+static struct range *new_range(void)
+{
+	for (int i = 0; i < ALLOCATIONS; i++)
+		if (!allocations[i].p)
+			return &allocations[i];
+	return NULL;
+}
+
+/* Addresses for `bytes`, and the same again behind them. */
+static char *new_addresses(size_t bytes)
+{
+	char *p = mmap(NULL, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+static bool put_file(char *at, size_t bytes, int fd)
+{
+	return mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED;
+}
+
+/* Takes fd. */
+static cuda_result map_whole(int fd, size_t bytes, enum kind kind, cuda_ptr *out)
+{
+	struct range *a = new_range();
+	char *p = a ? new_addresses(round_up(bytes)) : NULL;
+
+	if (!p || !put_file(p + round_up(bytes), round_up(bytes), fd)) {
+		close(fd);
+		return CUDA_OUT_OF_MEMORY;
+	}
+	*a = (struct range){ .p = p, .bytes = bytes, .distance = round_up(bytes), .fd = fd, .kind = kind };
+	*out = (cuda_ptr)(uintptr_t)p;
+	return CUDA_OK;
+}
+
+static int new_file(size_t bytes)
+{
+	int fd = memfd_create("fake device memory", MFD_CLOEXEC);
+
+	if (fd >= 0 && ftruncate(fd, (off_t)round_up(bytes)) < 0) {
+		close(fd);
+		fd = -1;
+	}
+	return fd;
+}
+
+static struct range *find(cuda_ptr p, enum kind kind)
+{
+	for (int i = 0; i < ALLOCATIONS; i++)
+		if (allocations[i].p && allocations[i].kind == kind && (cuda_ptr)(uintptr_t)allocations[i].p == p)
+			return &allocations[i];
+	return NULL;
+}
 
 cuda_result cuMemAlloc_v2(cuda_ptr *out, size_t bytes)
 {
-	size_t reserved = (bytes + PAGE - 1) / PAGE * PAGE;
+	size_t reserved = round_up(bytes);
 
 	BEGIN();
 	NEED_CONTEXT();
@@ -222,45 +326,286 @@ cuda_result cuMemAlloc_v2(cuda_ptr *out, size_t bytes)
 		return INVALID_VALUE;
 	if (reserved < bytes || used + reserved > number_of("FAKE_CUDA_MEMORY", 1UL << 30))
 		return CUDA_OUT_OF_MEMORY;
-	for (int i = 0; i < ALLOCATIONS; i++) {
-		if (allocations[i].p)
-			continue;
-		char *p = mmap(NULL, 2 * reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		if (p == MAP_FAILED || mprotect(p, reserved, PROT_NONE) < 0)
-			return CUDA_OUT_OF_MEMORY;
-		memset(p + reserved, 0xa5, reserved);
-		allocations[i] = (struct range){ p, bytes, reserved };
-		used += reserved;
-		*out = (cuda_ptr)(uintptr_t)p;
-		return CUDA_OK;
-	}
-	return CUDA_OUT_OF_MEMORY;
+	int fd = new_file(bytes);
+	if (fd < 0 || map_whole(fd, bytes, ALLOCATED, out) != CUDA_OK)
+		return CUDA_OUT_OF_MEMORY;
+	memset((char *)(uintptr_t)*out + reserved, 0xa5, reserved);
+	used += reserved;
+	return CUDA_OK;
+}
+
+static cuda_result free_whole(cuda_ptr p, enum kind kind)
+{
+	struct range *a = find(p, kind);
+
+	if (!a)
+		return INVALID_VALUE;
+	munmap(a->p, 2 * a->distance);
+	close(a->fd);
+	if (kind == ALLOCATED)
+		used -= a->distance;
+	a->p = NULL;
+	return CUDA_OK;
 }
 
 cuda_result cuMemFree_v2(cuda_ptr p)
 {
 	BEGIN();
 	NEED_CONTEXT();
-	for (int i = 0; i < ALLOCATIONS; i++)
-		if (allocations[i].p && (cuda_ptr)(uintptr_t)allocations[i].p == p) {
-			munmap(allocations[i].p, 2 * allocations[i].reserved);
-			used -= allocations[i].reserved;
-			allocations[i].p = NULL;
-			return CUDA_OK;
-		}
-	return INVALID_VALUE;
+	return free_whole(p, ALLOCATED);
 }
 
-void *fake_cuda_bytes(const void *p, size_t bytes)
+static struct range *range_at(const void *p, size_t bytes)
 {
 	const char *at = p;
 
 	for (int i = 0; i < ALLOCATIONS; i++) {
 		struct range *a = &allocations[i];
-		if (a->p && at >= a->p && at <= a->p + a->bytes && bytes <= a->bytes - (size_t)(at - a->p))
-			return a->p + a->reserved + (at - a->p);
+		if (a->p && a->kind != RESERVED && at >= a->p && at <= a->p + a->bytes && bytes <= a->bytes - (size_t)(at - a->p))
+			return a;
 	}
 	return NULL;
+}
+
+void *fake_cuda_bytes(const void *p, size_t bytes)
+{
+	const struct range *a = range_at(p, bytes);
+
+	return a && !a->is_closed ? (char *)(uintptr_t)p + a->distance : NULL;
+}
+
+int fake_cuda_left(void)
+{
+	int n = 0;
+
+	for (int i = 0; i < ALLOCATIONS; i++)
+		n += (allocations[i].p != NULL) + (vmms[i].refs != 0);
+	for (int i = 0; i < PINNED; i++)
+		n += pinned[i].p != NULL;
+	return n;
+}
+
+cuda_result cuMemGetAddressRange_v2(cuda_ptr *base, size_t *bytes, cuda_ptr p)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	const struct range *a = range_at((void *)(uintptr_t)p, 1);
+	if (!a)
+		return INVALID_VALUE;
+	*base = (cuda_ptr)(uintptr_t)a->p;
+	*bytes = a->bytes;
+	return CUDA_OK;
+}
+
+cuda_result cuPointerGetAttribute(void *out, unsigned what, cuda_ptr p)
+{
+	BEGIN();
+	const struct range *a = range_at((void *)(uintptr_t)p, 1);
+	if (!a)
+		return INVALID_VALUE;
+	if (what == FAKE_CUDA_ATTRIBUTE_DEVICE)
+		*(int *)out = (int)number_of("FAKE_CUDA_ORDINAL", 0);
+	else if (what == FAKE_CUDA_ATTRIBUTE_IPC)
+		*(int *)out = a->kind == ALLOCATED;
+	else if (what == FAKE_CUDA_ATTRIBUTE_MAPPING_BYTES)
+		*(size_t *)out = a->bytes;
+	else if (what == FAKE_CUDA_ATTRIBUTE_MAPPING_BASE)
+		*(cuda_ptr *)out = (cuda_ptr)(uintptr_t)a->p;
+	else
+		return INVALID_VALUE;
+	return CUDA_OK;
+}
+
+/* ---- memory of other processes ---- */
+
+struct ipc {
+	char magic[8];
+	int pid, fd;
+	size_t bytes;
+};
+
+cuda_result cuIpcGetMemHandle(struct CUipcMemHandle_st *out, cuda_ptr p)
+{
+	struct ipc ipc = { .magic = "fakecuda", .pid = getpid() };
+
+	BEGIN();
+	NEED_CONTEXT();
+	const struct range *a = range_at((void *)(uintptr_t)p, 1);
+	if (!a || a->kind != ALLOCATED)
+		return INVALID_VALUE;
+	ipc.fd = a->fd;
+	ipc.bytes = a->bytes;
+	memset(out, 0, sizeof *out);
+	memcpy(out, &ipc, sizeof ipc);
+	return CUDA_OK;
+}
+
+cuda_result cuIpcOpenMemHandle_v2(cuda_ptr *out, struct CUipcMemHandle_st handle, unsigned flags)
+{
+	char path[64];
+	struct ipc ipc;
+
+	BEGIN();
+	NEED_CONTEXT();
+	memcpy(&ipc, &handle, sizeof ipc);
+	if (flags != CUDA_IPC_LAZY_PEER_ACCESS || memcmp(ipc.magic, "fakecuda", 8) != 0)
+		return INVALID_VALUE;
+	if (ipc.pid == getpid())
+		return INVALID_CONTEXT;
+	snprintf(path, sizeof path, "/proc/%d/fd/%d", ipc.pid, ipc.fd);
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	return fd < 0 ? INVALID_HANDLE : map_whole(fd, ipc.bytes, IMPORTED, out);
+}
+
+cuda_result cuIpcCloseMemHandle(cuda_ptr p)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	return free_whole(p, IMPORTED);
+}
+
+/* Takes fd. */
+static cuda_result new_vmm(int fd, size_t bytes, bool is_shareable, cuda_allocation *out)
+{
+	for (unsigned i = 0; fd >= 0 && i < ALLOCATIONS; i++)
+		if (!vmms[i].refs) {
+			vmms[i] = (struct vmm){ fd, 1, bytes, is_shareable };
+			*out = i + 1;
+			return CUDA_OK;
+		}
+	return CUDA_OUT_OF_MEMORY;
+}
+
+static struct vmm *vmm_of(cuda_allocation a)
+{
+	return a >= 1 && a <= ALLOCATIONS && vmms[a - 1].refs ? &vmms[a - 1] : NULL;
+}
+
+static void unref_vmm(struct vmm *v)
+{
+	if (--v->refs == 0)
+		close(v->fd);
+}
+
+cuda_result cuMemCreate(cuda_allocation *out, size_t bytes, const struct CUmemAllocationProp_st *how, unsigned long long flags)
+{
+	BEGIN();
+	if (!bytes || bytes % PAGE || flags)
+		return INVALID_VALUE;
+	return new_vmm(new_file(bytes), bytes, how->handle_types == CUDA_HANDLE_FD, out);
+}
+
+cuda_result cuMemImportFromShareableHandle(cuda_allocation *out, void *handle, unsigned type)
+{
+	off_t bytes;
+
+	BEGIN();
+	int fd = fcntl((int)(intptr_t)handle, F_DUPFD_CLOEXEC, 0);
+	bytes = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
+	if (type != CUDA_HANDLE_FD || bytes <= 0)
+		return INVALID_VALUE;
+	return new_vmm(fd, (size_t)bytes, true, out);
+}
+
+cuda_result cuMemExportToShareableHandle(void *out, cuda_allocation a, unsigned type, unsigned long long flags)
+{
+	BEGIN();
+	const struct vmm *v = vmm_of(a);
+	if (!v || type != CUDA_HANDLE_FD || flags)
+		return INVALID_VALUE;
+	if (!v->is_shareable)
+		return NOT_SUPPORTED;
+	*(int *)out = fcntl(v->fd, F_DUPFD_CLOEXEC, 0);
+	return CUDA_OK;
+}
+
+cuda_result cuMemRetainAllocationHandle(cuda_allocation *out, void *p)
+{
+	BEGIN();
+	const struct range *a = range_at(p, 1);
+	if (!a || a->kind != MAPPED)
+		return INVALID_VALUE;
+	vmms[a->allocation - 1].refs++;
+	*out = a->allocation;
+	return CUDA_OK;
+}
+
+cuda_result cuMemRelease(cuda_allocation a)
+{
+	BEGIN();
+	struct vmm *v = vmm_of(a);
+	if (!v)
+		return INVALID_VALUE;
+	unref_vmm(v);
+	return CUDA_OK;
+}
+
+cuda_result cuMemAddressReserve(cuda_ptr *out, size_t bytes, size_t align, cuda_ptr at, unsigned long long flags)
+{
+	BEGIN();
+	struct range *a = new_range();
+	char *p = bytes && bytes % PAGE == 0 && !align && !at && !flags ? new_addresses(bytes) : NULL;
+	if (!a || !p)
+		return INVALID_VALUE;
+	*a = (struct range){ .p = p, .bytes = bytes, .distance = bytes, .fd = -1, .kind = RESERVED };
+	*out = (cuda_ptr)(uintptr_t)p;
+	return CUDA_OK;
+}
+
+cuda_result cuMemAddressFree(cuda_ptr p, size_t bytes)
+{
+	BEGIN();
+	struct range *a = find(p, RESERVED);
+	if (!a || a->bytes != bytes)
+		return INVALID_VALUE;
+	munmap(a->p, 2 * bytes);
+	a->p = NULL;
+	return CUDA_OK;
+}
+
+cuda_result cuMemMap(cuda_ptr p, size_t bytes, size_t offset, cuda_allocation allocation, unsigned long long flags)
+{
+	char *at = (char *)(uintptr_t)p;
+
+	BEGIN();
+	struct vmm *v = vmm_of(allocation);
+	struct range *a = new_range();
+	if (!a || !v || !bytes || bytes > v->bytes || bytes % PAGE || offset || flags)
+		return INVALID_VALUE;
+	for (int i = 0; i < ALLOCATIONS; i++) {
+		const struct range *r = &allocations[i];
+		if (!r->p || r->kind != RESERVED || at < r->p || at + bytes > r->p + r->bytes)
+			continue;
+		if (!put_file(at + r->bytes, bytes, v->fd))
+			return CUDA_OUT_OF_MEMORY;
+		*a = (struct range){ .p = at, .bytes = bytes, .distance = r->bytes, .fd = -1, .kind = MAPPED,
+				     .allocation = (unsigned)allocation, .is_closed = true };
+		v->refs++;
+		return CUDA_OK;
+	}
+	return INVALID_VALUE;
+}
+
+cuda_result cuMemUnmap(cuda_ptr p, size_t bytes)
+{
+	BEGIN();
+	struct range *a = find(p, MAPPED);
+	if (!a || a->bytes != bytes)
+		return INVALID_VALUE;
+	mmap(a->p + a->distance, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+	unref_vmm(&vmms[a->allocation - 1]);
+	a->p = NULL;
+	return CUDA_OK;
+}
+
+cuda_result cuMemSetAccess(cuda_ptr p, size_t bytes, const struct CUmemAccessDesc_st *who, size_t count)
+{
+	BEGIN();
+	struct range *a = find(p, MAPPED);
+	if (!a || a->bytes != bytes || count != 1 || who->location.type != CUDA_LOCATION_DEVICE || who->flags != CUDA_ACCESS_READWRITE)
+		return INVALID_VALUE;
+	a->is_closed = false;
+	return CUDA_OK;
 }
 
 cuda_result cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags)
@@ -280,7 +625,7 @@ cuda_result cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags)
 	}
 	if (!found)
 		return CUDA_OUT_OF_MEMORY;
-	*found = (struct range){ p, bytes, 0 };
+	*found = (struct range){ .p = p, .bytes = bytes };
 	return CUDA_OK;
 }
 

@@ -5,27 +5,9 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "device/cuda_abi.h"
-#include "device/device_impl.h"
+#include "device/cuda_impl.h"
 
-static struct {
-#define X(member, symbol, params) cuda_result (*member) params;
-	CUDA_FUNCTIONS(X)
-#undef X
-	bool tried;
-	enum err state;
-	struct err_info why;
-	uint32_t count;
-} cuda;
-
-struct cuda_dev {
-	struct device base;
-	cuda_device ordinal;
-	struct CUctx_st *ctx;
-	struct CUstream_st *stream;
-	struct CUevent_st *marks[DEVICE_MARKS];
-	bool marked[DEVICE_MARKS];
-};
+struct cuda_driver cuda;
 
 /* ---- errors ---- */
 
@@ -41,7 +23,7 @@ static enum err failed(enum err code, cuda_result r, const char *call)
 	return code;
 }
 
-static FALLIBLE enum err check(cuda_result r, const char *call)
+FALLIBLE enum err cuda_check(cuda_result r, const char *call)
 {
 	if (r == CUDA_OK)
 		return OK;
@@ -113,10 +95,10 @@ FALLIBLE enum err device_cuda_info(uint32_t index, struct device_info *out)
 	if (index >= cuda.count)
 		return ERR(VALIDATION_FAILED, "there is no GPU %u, only %u", index, cuda.count);
 	memset(out, 0, sizeof *out);
-	TRY(check(cuda.device_get(&d, (int)index), "cuDeviceGet"));
-	TRY(check(cuda.device_name(out->name, sizeof out->name - 1, d), "cuDeviceGetName"));
-	TRY(check(cuda.device_uuid((struct CUuuid_st *)(void *)id, d), "cuDeviceGetUuid"));
-	TRY(check(cuda.device_memory(&bytes, d), "cuDeviceTotalMem"));
+	TRY(cuda_check(cuda.device_get(&d, (int)index), "cuDeviceGet"));
+	TRY(cuda_check(cuda.device_name(out->name, sizeof out->name - 1, d), "cuDeviceGetName"));
+	TRY(cuda_check(cuda.device_uuid((struct CUuuid_st *)(void *)id, d), "cuDeviceGetUuid"));
+	TRY(cuda_check(cuda.device_memory(&bytes, d), "cuDeviceTotalMem"));
 	out->memory_bytes = bytes;
 	size_t n = (size_t)snprintf(out->uuid, sizeof out->uuid, "GPU");
 	for (uint32_t i = 0; i < CUDA_UUID_BYTES; i++)
@@ -134,7 +116,7 @@ static struct cuda_dev *of(struct device *d)
 
 static enum err cuda_enter(struct device *d)
 {
-	return check(cuda.ctx_set(of(d)->ctx), "cuCtxSetCurrent");
+	return cuda_check(cuda.ctx_set(of(d)->ctx), "cuCtxSetCurrent");
 }
 
 static void *cuda_stream(struct device *d)
@@ -166,7 +148,7 @@ static enum err cuda_alloc(struct device *d, uint64_t bytes, void **out)
 
 	TRY(cuda_enter(d));
 	snprintf(call, sizeof call, "cuMemAlloc of %ju bytes", (uintmax_t)bytes);
-	TRY(check(cuda.mem_alloc(&p, bytes), call));
+	TRY(cuda_check(cuda.mem_alloc(&p, bytes), call));
 	*out = (void *)(uintptr_t)p;
 	return OK;
 }
@@ -184,16 +166,16 @@ static enum err cuda_copy(struct device *d, void *to, const void *from, uint64_t
 
 	TRY(cuda_enter(d));
 	if (way == DEVICE_PUT)
-		return check(cuda.copy_put(to_device, from, bytes, s), "cuMemcpyHtoDAsync");
+		return cuda_check(cuda.copy_put(to_device, from, bytes, s), "cuMemcpyHtoDAsync");
 	if (way == DEVICE_GET)
-		return check(cuda.copy_get(to, from_device, bytes, s), "cuMemcpyDtoHAsync");
-	return check(cuda.copy_move(to_device, from_device, bytes, s), "cuMemcpyDtoDAsync");
+		return cuda_check(cuda.copy_get(to, from_device, bytes, s), "cuMemcpyDtoHAsync");
+	return cuda_check(cuda.copy_move(to_device, from_device, bytes, s), "cuMemcpyDtoDAsync");
 }
 
 static FALLIBLE enum err is_done(cuda_result r, const char *call, bool *done_out)
 {
 	*done_out = r == CUDA_OK;
-	return r == CUDA_NOT_READY ? OK : check(r, call);
+	return r == CUDA_NOT_READY ? OK : cuda_check(r, call);
 }
 
 static enum err cuda_done(struct device *d, bool *done_out)
@@ -208,8 +190,8 @@ static enum err cuda_mark(struct device *d, uint32_t mark)
 
 	TRY(cuda_enter(d));
 	if (!c->marks[mark])
-		TRY(check(cuda.event_create(&c->marks[mark], CUDA_EVENT_DISABLE_TIMING), "cuEventCreate"));
-	TRY(check(cuda.event_record(c->marks[mark], c->stream), "cuEventRecord"));
+		TRY(cuda_check(cuda.event_create(&c->marks[mark], CUDA_EVENT_DISABLE_TIMING), "cuEventCreate"));
+	TRY(cuda_check(cuda.event_record(c->marks[mark], c->stream), "cuEventRecord"));
 	c->marked[mark] = true;
 	return OK;
 }
@@ -229,22 +211,22 @@ static enum err cuda_pin(struct device *d, void *p, uint64_t bytes)
 
 	TRY(cuda_enter(d));
 	snprintf(call, sizeof call, "cuMemHostRegister of %ju bytes", (uintmax_t)bytes);
-	return check(cuda.host_register(p, bytes, CUDA_HOST_PORTABLE), call);
+	return cuda_check(cuda.host_register(p, bytes, CUDA_HOST_PORTABLE), call);
 }
 
 static enum err cuda_unpin(struct device *d, void *p)
 {
 	TRY(cuda_enter(d));
-	return check(cuda.host_unregister(p), "cuMemHostUnregister");
+	return cuda_check(cuda.host_unregister(p), "cuMemHostUnregister");
 }
 
 static FALLIBLE enum err open_context(struct cuda_dev *c, uint32_t index)
 {
-	TRY(check(cuda.device_get(&c->ordinal, (int)index), "cuDeviceGet"));
+	TRY(cuda_check(cuda.device_get(&c->ordinal, (int)index), "cuDeviceGet"));
 	/* The primary context is the one NCCL uses as well. */
-	TRY(check(cuda.ctx_retain(&c->ctx, c->ordinal), "cuDevicePrimaryCtxRetain"));
+	TRY(cuda_check(cuda.ctx_retain(&c->ctx, c->ordinal), "cuDevicePrimaryCtxRetain"));
 	TRY(cuda_enter(&c->base));
-	return check(cuda.stream_create(&c->stream, CUDA_STREAM_NON_BLOCKING), "cuStreamCreate");
+	return cuda_check(cuda.stream_create(&c->stream, CUDA_STREAM_NON_BLOCKING), "cuStreamCreate");
 }
 
 FALLIBLE enum err device_cuda_new(uint32_t index, struct device **out)
@@ -252,7 +234,7 @@ FALLIBLE enum err device_cuda_new(uint32_t index, struct device **out)
 	static const struct device_ops ops = {
 		.close = cuda_close, .alloc = cuda_alloc, .free = cuda_free, .copy = cuda_copy, .done = cuda_done,
 		.mark = cuda_mark, .mark_done = cuda_mark_done, .pin = cuda_pin, .unpin = cuda_unpin, .enter = cuda_enter,
-		.stream = cuda_stream,
+		.import = cuda_import, .import_end = cuda_import_end, .stream = cuda_stream,
 	};
 
 	TRY(device_cuda_open());

@@ -12,10 +12,25 @@ struct CUctx_st;
 struct CUstream_st;
 struct CUevent_st;
 struct CUuuid_st;                           /* 16 bytes */
+typedef unsigned long long cuda_allocation; /* CUmemGenericAllocationHandle */
+
+#ifndef CUDA_VERSION                        /* the toolkit's cuda.h has these of its own */
+struct CUipcMemHandle_st {
+	char reserved[64];
+};
+struct CUmemLocation_st {
+	int type, id;
+};
+struct CUmemAccessDesc_st {
+	struct CUmemLocation_st location;
+	int flags;
+};
+#endif
 
 enum {
 	CUDA_OK = 0, CUDA_OUT_OF_MEMORY = 2, CUDA_NO_DEVICE = 100, CUDA_NOT_READY = 600,
 	CUDA_UUID_BYTES = 16, CUDA_STREAM_NON_BLOCKING = 1, CUDA_EVENT_DISABLE_TIMING = 2, CUDA_HOST_PORTABLE = 1,
+	CUDA_IPC_HANDLE_BYTES = 64, CUDA_IPC_LAZY_PEER_ACCESS = 1, CUDA_HANDLE_FD = 1, CUDA_LOCATION_DEVICE = 1, CUDA_ACCESS_READWRITE = 3,
 };
 
 /* X(member, symbol, parameters) */
@@ -45,4 +60,14 @@ enum {
 	X(event_record, cuEventRecord, (struct CUevent_st *e, struct CUstream_st *s))                            \
 	X(event_query, cuEventQuery, (struct CUevent_st *e))                                                     \
 	X(host_register, cuMemHostRegister_v2, (void *p, size_t bytes, unsigned flags))                          \
-	X(host_unregister, cuMemHostUnregister, (void *p))
+	X(host_unregister, cuMemHostUnregister, (void *p))                                                       \
+	X(ipc_open, cuIpcOpenMemHandle_v2, (cuda_ptr *out, struct CUipcMemHandle_st handle, unsigned flags))     \
+	X(ipc_close, cuIpcCloseMemHandle, (cuda_ptr p))                                                          \
+	X(range_of, cuMemGetAddressRange_v2, (cuda_ptr *base, size_t *bytes, cuda_ptr p))                        \
+	X(vmm_import, cuMemImportFromShareableHandle, (cuda_allocation *out, void *handle, unsigned type))            \
+	X(vmm_release, cuMemRelease, (cuda_allocation a))                                                        \
+	X(vmm_reserve, cuMemAddressReserve, (cuda_ptr *out, size_t bytes, size_t align, cuda_ptr at, unsigned long long flags)) \
+	X(vmm_unreserve, cuMemAddressFree, (cuda_ptr p, size_t bytes))                                           \
+	X(vmm_map, cuMemMap, (cuda_ptr p, size_t bytes, size_t offset, cuda_allocation a, unsigned long long flags)) \
+	X(vmm_unmap, cuMemUnmap, (cuda_ptr p, size_t bytes))                                                     \
+	X(vmm_access, cuMemSetAccess, (cuda_ptr p, size_t bytes, const struct CUmemAccessDesc_st *who, size_t count))

@@ -4,6 +4,7 @@
 #include "device/device.h"
 
 #include <sched.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
@@ -52,13 +53,14 @@ FALLIBLE enum err device_done(struct device *d, bool *done_out)
 	return d->ops->done(d, done_out);
 }
 
-FALLIBLE enum err device_wait(struct device *d, uint32_t deadline_ms)
+static FALLIBLE enum err wait_for(struct device *d, enum err (*ask)(struct device *d, uint32_t mark, bool *done_out), uint32_t mark,
+				  uint32_t deadline_ms)
 {
 	int64_t end = clock_mono_ms() + deadline_ms;
 	bool done = false;
 
 	for (uint32_t turn = 0;; turn++) {
-		TRY(d->ops->done(d, &done));
+		TRY(ask(d, mark, &done));
 		if (done)
 			return OK;
 		if (clock_mono_ms() >= end)
@@ -68,6 +70,27 @@ FALLIBLE enum err device_wait(struct device *d, uint32_t deadline_ms)
 		else
 			nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
 	}
+}
+
+static enum err ask_all(struct device *d, uint32_t, bool *done_out)
+{
+	return d->ops->done(d, done_out);
+}
+
+static enum err ask_mark(struct device *d, uint32_t mark, bool *done_out)
+{
+	return d->ops->mark_done(d, mark, done_out);
+}
+
+FALLIBLE enum err device_wait(struct device *d, uint32_t deadline_ms)
+{
+	return wait_for(d, ask_all, 0, deadline_ms);
+}
+
+FALLIBLE enum err device_mark_wait(struct device *d, uint32_t mark, uint32_t deadline_ms)
+{
+	must(mark < DEVICE_MARKS);
+	return wait_for(d, ask_mark, mark, deadline_ms);
 }
 
 FALLIBLE enum err device_mark(struct device *d, uint32_t mark)
@@ -90,6 +113,33 @@ FALLIBLE enum err device_pin(struct device *d, void *p, uint64_t bytes)
 FALLIBLE enum err device_unpin(struct device *d, void *p)
 {
 	return d->ops->unpin(d, p);
+}
+
+FALLIBLE enum err device_import(struct device *d, const struct device_handle *h, struct device_import *out)
+{
+	if (!d->ops->import)
+		return ERR(BACKEND_UNAVAILABLE, "memory of another process's GPU cannot be opened: there is no GPU");
+	return d->ops->import(d, h, out);
+}
+
+FALLIBLE enum err device_import_end(struct device *d, struct device_import *i)
+{
+	return d->ops->import_end ? d->ops->import_end(d, i) : OK;
+}
+
+FALLIBLE enum err device_cuda_find(const char *uuid, uint32_t *index_out)
+{
+	struct device_info info;
+
+	TRY(device_cuda_open());
+	for (uint32_t i = 0; i < device_cuda_count(); i++) {
+		TRY(device_cuda_info(i, &info));
+		if (strcmp(info.uuid, uuid) == 0) {
+			*index_out = i;
+			return OK;
+		}
+	}
+	return ERR(NOT_FOUND, "this process sees no GPU %.64s", uuid);
 }
 
 FALLIBLE enum err device_enter(struct device *d)

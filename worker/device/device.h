@@ -17,7 +17,7 @@
 #pragma once
 #include "base/err.h"
 
-enum { DEVICE_CPU = -1, DEVICE_MARKS = 8, DEVICE_NAME_MAX = 128, DEVICE_UUID_MAX = 48 };
+enum { DEVICE_CPU = -1, DEVICE_MARKS = 8, DEVICE_NAME_MAX = 128, DEVICE_UUID_MAX = 48, DEVICE_IPC_BYTES = 64 };
 
 enum device_way { DEVICE_PUT, DEVICE_GET, DEVICE_MOVE }; /* host to device, device to host, within the device */
 
@@ -34,6 +34,9 @@ FALLIBLE enum err device_cuda_open(void);
 uint32_t device_cuda_count(void);                      /* 0 unless device_cuda_open was OK */
 FALLIBLE enum err device_cuda_info(uint32_t index, struct device_info *out);
 
+/* The index of the GPU with this uuid, as nvidia-smi prints it; ERR_NOT_FOUND. */
+FALLIBLE enum err device_cuda_find(const char *uuid, uint32_t *index_out);
+
 FALLIBLE enum err device_open(int32_t index, struct device **out);
 void device_close(struct device *d);                   /* accepts NULL; waits for nothing; free what was allocated before */
 bool device_is_cpu(const struct device *d);
@@ -48,11 +51,31 @@ FALLIBLE enum err device_done(struct device *d, bool *done_out);                
 /* Marks what has been begun so far; a ring of buffers uses a mark for each. A mark never set is done. */
 FALLIBLE enum err device_mark(struct device *d, uint32_t mark);
 FALLIBLE enum err device_mark_done(struct device *d, uint32_t mark, bool *done_out);
+FALLIBLE enum err device_mark_wait(struct device *d, uint32_t mark, uint32_t deadline_ms);   /* ERR_TIMED_OUT */
 
 /* Pins host memory, page by page where it lies (a mapped segment), so that copies go by DMA. CPU: ERR_BACKEND_UNAVAILABLE, because
  * pinning is a matter between host memory and a GPU's driver. */
 FALLIBLE enum err device_pin(struct device *d, void *p, uint64_t bytes);
 FALLIBLE enum err device_unpin(struct device *d, void *p);
+
+/* ---- memory of another process ---- */
+
+struct device_handle {
+	int fd;                        /* of a VMM allocation (cuMemExportToShareableHandle): stays the caller's; -1: ipc counts */
+	unsigned char ipc[DEVICE_IPC_BYTES];   /* of cuIpcGetMemHandle */
+	uint64_t bytes;                /* that will be used, from the allocation's beginning; of a VMM allocation all */
+};
+struct device_import {
+	void *p;                       /* for device_copy */
+	uint64_t bytes;
+	unsigned long long allocation; /* cuda_import.c's, as the rest */
+	bool is_vmm, has_allocation, is_mapped;
+};
+/* ERR_VALIDATION_FAILED if a legacy handle's allocation is smaller; ERR_DEVICE_FAILED, ERR_NO_MEMORY as above: then nothing stays open, or
+ * the error is ERR_DEVICE_FAILED. */
+FALLIBLE enum err device_import(struct device *d, const struct device_handle *h, struct device_import *out);
+/* After all copies are done. An error: something stays open until the process ends. */
+FALLIBLE enum err device_import_end(struct device *d, struct device_import *i);
 
 /* For nccl: makes the device's context this thread's, and hands out its CUstream. NULL for the CPU. */
 FALLIBLE enum err device_enter(struct device *d);

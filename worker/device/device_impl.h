@@ -12,6 +12,8 @@ struct device_ops {
 	enum err (*mark_done)(struct device *d, uint32_t mark, bool *done_out);
 	enum err (*pin)(struct device *d, void *p, uint64_t bytes);
 	enum err (*unpin)(struct device *d, void *p);
+	enum err (*import)(struct device *d, const struct device_handle *h, struct device_import *out);   /* NULL: host memory only */
+	enum err (*import_end)(struct device *d, struct device_import *i);
 	enum err (*enter)(struct device *d);
 	void *(*stream)(struct device *d);
 };

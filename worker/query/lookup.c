@@ -603,7 +603,7 @@ static const struct question {
 	{ "recover", .plain = recover },	{ "meet", .plain = meet },	     { "sweep", .plain = sweep },
 	{ "hold", .plain = hold },		{ "aliases", .plain = aliases },     { "find", .plain = lookup_find },
 	{ "loadable", .plain = lookup_loadable },		     { "runs", .plain = lookup_runs },
-	{ "trash", .plain = trash },
+	{ "trash", .plain = trash },		{ "device_copy", .segments = lookup_device_copy },
 	{ NULL },
 };
 

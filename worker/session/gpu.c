@@ -1,6 +1,7 @@
 /* gpu.c: see gpu.h. */
 #include "session/gpu.h"
 
+#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +12,10 @@
 struct gpu_pin {
 	struct seg_map map;
 	int fd;                        /* tells whether the segment still has a name */
+	dev_t dev;
+	ino_t ino;
+	bool is_pinned;
+	char why[160];                 /* the driver does not page-lock it */
 };
 
 enum err gpu_open(struct worker *w)
@@ -24,10 +29,20 @@ enum err gpu_open(struct worker *w)
 	return device_open((int32_t)(n ? w->index % n : 0), &w->gpu);
 }
 
+enum err gpu_open_by_uuid(struct worker *w, const char *uuid)
+{
+	uint32_t index;
+
+	if (w->gpu)
+		return OK;
+	TRY(device_cuda_find(uuid, &index));
+	return device_open((int32_t)index, &w->gpu);
+}
+
 static void drop(struct worker *w, struct gpu_pin *p)
 {
 	/* what the driver will not let go stays mapped: it may still write there */
-	if (p->map.p && device_unpin(w->gpu, p->map.p) == OK)
+	if (p->map.p && (!p->is_pinned || device_unpin(w->gpu, p->map.p) == OK))
 		seg_unmap(&p->map);
 	fs_drop(&p->fd);
 }
@@ -55,21 +70,67 @@ void gpu_close(struct worker *w)
 	w->gpu = NULL;
 }
 
+/* A mapping of its own, page-locked or not; the caller drops it on errors. */
+static FALLIBLE enum err map(int fd, uint64_t bytes, struct gpu_pin *out)
+{
+	struct stat st;
+
+	*out = (struct gpu_pin){ .fd = dup(fd) };
+	if (out->fd < 0 || fstat(fd, &st) < 0)
+		return ERR_SYS(SYSTEM, "cannot keep a segment");
+	out->dev = st.st_dev;
+	out->ino = st.st_ino;
+	return seg_map(fd, bytes, true, &out->map);
+}
+
+static FALLIBLE enum err keep(struct worker *w, struct gpu_pin *one)
+{
+	struct gpu_pin *p;
+
+	TRY(vec_push(&w->pins, &p));
+	*p = *one;
+	return OK;
+}
+
 static FALLIBLE enum err pin(struct worker *w, int fd, uint64_t bytes)
 {
-	struct gpu_pin one = { .fd = dup(fd) }, *p;
+	struct gpu_pin one;
 
-	if (one.fd < 0)
-		return ERR_SYS(SYSTEM, "cannot keep a segment");
-	enum err e = seg_map(fd, bytes, true, &one.map);
+	enum err e = map(fd, bytes, &one);
 	e = e ?: device_pin(w->gpu, one.map.p, one.map.bytes);
-	e = e ?: vec_push(&w->pins, &p);
+	one.is_pinned = !e;
+	e = e ?: keep(w, &one);
 	if (e) {
-		seg_unmap(&one.map);
-		fs_drop(&one.fd);
-		return e;
+		CLEANUP(err_restore) struct err_info info = *err_last();
+		drop(w, &one);
 	}
-	*p = one;
+	return e;
+}
+
+enum err gpu_map_segment(struct worker *w, int fd, uint64_t bytes, struct gpu_segment *out)
+{
+	struct gpu_pin one, *p = NULL;
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return ERR_SYS(SYSTEM, "cannot look at a segment");
+	each(at, w->pins.v, w->pins.n)
+		if (at->dev == st.st_dev && at->ino == st.st_ino && at->map.bytes >= bytes)
+			p = at;
+	if (!p) {
+		enum err e = map(fd, bytes, &one);
+		if (!e && device_pin(w->gpu, one.map.p, one.map.bytes) != OK)
+			snprintf(one.why, sizeof one.why, "%.*s", (int)sizeof one.why - 1, err_last()->text);
+		one.is_pinned = !e && !one.why[0];
+		e = e ?: keep(w, &one);
+		if (e) {
+			CLEANUP(err_restore) struct err_info info = *err_last();
+			drop(w, &one);
+			return e;
+		}
+		p = &w->pins.v[w->pins.n - 1];
+	}
+	*out = (struct gpu_segment){ p->map.p, p->is_pinned ? NULL : p->why };
 	return OK;
 }
 

@@ -1,0 +1,181 @@
+/* descriptors.c: see descriptors.h. Whatever bytes come with the descriptors mean nothing and are dropped. A client that sends more
+ * descriptors than are kept is cut off: what it would name next could not be there. */
+#include "server/descriptors.h"
+
+#include <stdio.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/list.h"
+#include "base/vec.h"
+#include "os/fs.h"
+
+enum { BATCH = 253, TOKEN_BYTES = 16 };    /* SCM_MAX_FD of the kernel */
+
+struct descriptors_park {
+	struct descriptors_park *next;
+	struct descriptors *all;
+	struct watch *socket;              /* NULL: the client has gone; the last hold frees the park */
+	uid_t uid;
+	uint32_t holds;
+	struct vec(int) fds;
+	char token[DESCRIPTORS_TOKEN_MAX];
+};
+
+struct descriptors {
+	struct loop *loop;
+	struct descriptors_park *first;
+	uint32_t parks;
+	uint64_t fds, fds_max;
+};
+
+FALLIBLE enum err descriptors_new(struct loop *loop, struct descriptors **out)
+{
+	struct rlimit files;
+
+	*out = mem_zalloc(1, sizeof **out);
+	NEED(*out, "cannot take descriptors");
+	(*out)->loop = loop;
+	(*out)->fds_max = getrlimit(RLIMIT_NOFILE, &files) == 0 ? files.rlim_cur / 4 : 256; /* segments and clients need the most */
+	return OK;
+}
+
+static void free_park(struct descriptors_park *p)
+{
+	watch_free(&p->socket);
+	p->token[0] = '\0';
+	if (p->holds)
+		return;
+	list_remove(&p->all->first, p);
+	p->all->parks--;
+	p->all->fds -= p->fds.n;
+	each(fd, p->fds.v, p->fds.n)
+		close(*fd);
+	vec_free(&p->fds);
+	mem_free(p);
+}
+
+void descriptors_free(struct descriptors *d)
+{
+	list_each(p, d ? d->first : NULL) {
+		p->holds = 0;
+		free_park(p);
+	}
+	mem_free(d);
+}
+
+static FALLIBLE enum err take(struct descriptors_park *p, const struct cmsghdr *c)
+{
+	uint64_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+	enum err e = vec_reserve(&p->fds, n);
+
+	if (!e && (p->fds.n + n > DESCRIPTORS_MAX || p->all->fds + n > p->all->fds_max))
+		e = ERR(BUSY, "too many descriptors");
+	for (uint64_t i = 0; i < n; i++) {
+		int fd;
+		memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+		if (e) {
+			close(fd);
+			continue;
+		}
+		p->fds.v[p->fds.n++] = fd;
+		p->all->fds++;
+	}
+	return e;
+}
+
+/* Takes what has come. false: the client has gone, or has sent too much. */
+static bool drain(struct descriptors_park *p)
+{
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(BATCH * sizeof(int))];
+	} control;
+	char bytes[512];
+
+	for (;;) {
+		struct iovec v = { bytes, sizeof bytes };
+		struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control };
+		ssize_t n = recvmsg(watch_fd(p->socket), &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+		if (n < 0)
+			return errno == EAGAIN || errno == EINTR;
+		enum err e = OK;
+		for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c))
+			if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+				e = e ?: take(p, c);
+		if (e || n == 0 || (m.msg_flags & MSG_CTRUNC))
+			return false;
+	}
+}
+
+static void on_readable(void *user)
+{
+	struct descriptors_park *p = user;
+
+	if (!drain(p))
+		free_park(p);
+}
+
+FALLIBLE enum err descriptors_open(struct descriptors *d, int *socket, const struct principal *who)
+{
+	unsigned char random[TOKEN_BYTES];
+	char line[80];
+
+	if (d->parks >= DESCRIPTORS_PARKS_MAX)
+		return ERR(BUSY, "%d clients hand over descriptors", DESCRIPTORS_PARKS_MAX);
+	if (getrandom(random, sizeof random, 0) != sizeof random)
+		return ERR_SYS(SYSTEM, "cannot make a token");
+	struct descriptors_park *p = mem_zalloc(1, sizeof *p);
+	NEED(p, "cannot take descriptors");
+	p->all = d;
+	p->uid = who->uid;
+	for (int i = 0; i < TOKEN_BYTES; i++)
+		snprintf(p->token + 2 * i, 3, "%02x", random[i]);
+	int n = snprintf(line, sizeof line, "{\"descriptors\":\"%s\"}\n", p->token);
+	enum err e = loop_watch(d->loop, socket, on_readable, p, &p->socket);
+	if (!e && send(watch_fd(p->socket), line, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL) != n)
+		e = ERR_SYS(SYSTEM, "cannot tell a client its token");
+	if (e) {
+		watch_free(&p->socket);
+		mem_free(p);
+		return e;
+	}
+	p->next = d->first;
+	d->first = p;
+	d->parks++;
+	return OK;
+}
+
+FALLIBLE enum err descriptors_hold(struct descriptors *d, const struct principal *who, struct str token, struct descriptors_park **out)
+{
+	struct descriptors_park *p = d->first;
+
+	while (p && !(p->socket && p->uid == who->uid && str_is(token, p->token)))
+		p = p->next;
+	if (p && !drain(p)) { /* what the client sent before its request is here, whatever the loop has seen of it */
+		free_park(p);
+		p = NULL;
+	}
+	if (!p)
+		return ERR(NOT_FOUND, "no open connection has handed over descriptors under this token");
+	p->holds++;
+	*out = p;
+	return OK;
+}
+
+const int *descriptors_of(const struct descriptors_park *p, uint32_t *count_out)
+{
+	*count_out = p ? (uint32_t)p->fds.n : 0;
+	return p ? p->fds.v : NULL;
+}
+
+void descriptors_drop(struct descriptors_park **at)
+{
+	struct descriptors_park *p = *at;
+
+	*at = NULL;
+	if (p && --p->holds == 0 && !p->socket)
+		free_park(p);
+}

@@ -1,0 +1,298 @@
+/* device_copy.c: see device_copy.h.
+ *
+ * A copier is a GPU and, while it is used, its worker: started with the first copy, kept for IDLE_MS because a context and page-locked
+ * segments take long to make, and ended then because a context takes some hundred MB of the GPU's memory. It does one copy at a time.
+ *
+ * After an error the worker is killed, and only when it has ended the copy has: until then the GPU may go on writing into the segment, and
+ * the trainer, told of the error, would copy into the same slot itself. The process that ends takes with it whatever it has open or
+ * page-locked, and a context that is lost. */
+#include "server/device_copy.h"
+
+#include <stdio.h>
+
+#include "base/list.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "server/descriptors.h"
+#include "server/devices.h"
+#include "server/errdoc.h"
+#include "server/metrics.h"
+#include "server/state_dict.h"
+#include "server/worker.h"
+
+enum { IDLE_MS = 600000, START_MS = 60000, SLOWEST_BYTES_A_MS = 64 << 10, QUEUE_MAX = 1024 };
+
+struct copy {
+	struct copy *next;
+	json_t *question;
+	struct state_dict_use *use;
+	struct descriptors_park *park;
+	uint32_t rank;
+	device_copied_fn fn;
+	void *user;
+};
+
+struct copier {
+	struct copier *next;
+	struct device_copies *all;
+	char uuid[48];
+	struct worker *worker;              /* NULL: none runs */
+	bool ready, running;                /* the worker has said hello; it does the first copy */
+	struct copy *first;
+	uint32_t count;                     /* of copies */
+	uint64_t number;                    /* of the copy that runs, or ran last */
+	struct loop_timer *timer;           /* of the copy that runs; else of the idle worker */
+};
+
+struct device_copies {
+	struct device_copy_parts parts;
+	struct copier *first;
+	bool ending;
+};
+
+FALLIBLE enum err device_copies_new(const struct device_copy_parts *parts, struct device_copies **out)
+{
+	*out = mem_zalloc(1, sizeof **out);
+	NEED(*out, "cannot copy device memory");
+	(*out)->parts = *parts;
+	return OK;
+}
+
+static void free_copy(struct copy *c)
+{
+	state_dict_unuse(&c->use);
+	descriptors_drop(&c->park);
+	json_decref(c->question);
+	mem_free(c);
+}
+
+/* Ends the first copy. */
+static void finish(struct copier *k, enum err e, const json_t *ok)
+{
+	struct copy *c = k->first;
+	struct err_info info = *err_last();
+
+	loop_timer_stop(&k->timer);
+	k->running = false;
+	k->first = c->next;
+	k->count--;
+	state_dict_unuse(&c->use); /* first: whoever is told may seal at once */
+	metrics_add(k->all->parts.metrics, "dcpd_device_copies_total", e ? "result=\"failed\"" : "result=\"done\"", 1);
+	if (e) {
+		log_warn("a copy of device memory has failed", "device", k->uuid, "problem", info.text, NULL);
+		err_restore(&info);
+	} else {
+		metrics_add(k->all->parts.metrics, "dcpd_device_copy_bytes_total", "",
+			    (double)json_integer_value(json_object_get(ok, "bytes")));
+	}
+	c->fn(c->user, e, ok);
+	free_copy(c);
+}
+
+static void on_late(void *user)
+{
+	struct copier *k = user;
+
+	k->timer = NULL;
+	worker_kill(k->worker, ERR(DEVICE_FAILED, "GPU %s: the driver has not answered for too long", k->uuid));
+}
+
+static void on_idle(void *user)
+{
+	struct copier *k = user;
+
+	k->timer = NULL;
+	worker_disown(k->worker);
+	k->worker = NULL;
+	k->ready = false;
+}
+
+static void run_next(struct copier *k);
+
+static void on_ready(struct worker *w, enum err e, const json_t *)
+{
+	struct copier *k = w->owner;
+
+	k->ready = e == OK;
+	if (e)
+		worker_kill(w, e);
+	else
+		run_next(k);
+}
+
+static void on_frame(struct worker *w, const struct frame *f, const json_t *body)
+{
+	struct copier *k = w->owner;
+	const json_t *ok = json_object_get(body, "ok");
+
+	if (f->type == FRAME_IO)
+		return;
+	if (f->type != FRAME_ANSWER || f->generation != k->number || !k->running) {
+		worker_kill(w, ERR(PROTOCOL, "a device worker sent a message of type %u", f->type));
+		return;
+	}
+	enum err e = json_is_object(ok) ? OK : errdoc_restore(json_object_get(body, "problem"));
+	if (e && e != ERR_VALIDATION_FAILED) {
+		worker_kill(w, e);
+		return;
+	}
+	finish(k, e, ok);
+	run_next(k);
+}
+
+static void on_ended(struct worker *w, enum err e)
+{
+	struct copier *k = w->owner;
+	struct err_info info = *err_last();
+	bool started = k->ready;
+
+	k->worker = NULL;
+	k->ready = false;
+	loop_timer_stop(&k->timer);
+	if (k->running) {
+		finish(k, e, NULL);
+	} else if (!started) { /* the next one would not start either */
+		while (k->first) {
+			err_restore(&info);
+			finish(k, e, NULL);
+		}
+	}
+	run_next(k);
+}
+
+static FALLIBLE enum err start_worker(struct copier *k)
+{
+	static const struct worker_ops ops = { .ready = on_ready, .frame = on_frame, .ended = on_ended };
+	struct worker_spec spec = { .role = "device", .count = 1, .device = true, .ops = &ops, .owner = k };
+
+	return worker_start(k->all->parts.workers, &spec, &k->worker);
+}
+
+static void send_first(struct copier *k)
+{
+	struct copy *c = k->first;
+	const struct state_dict_rank_use *u = &c->use->ranks[c->rank];
+	CLEANUP(mem_free_ptr) int *fds = NULL;
+	uint32_t n = 0;
+	const int *more = descriptors_of(c->park, &n);
+
+	fds = mem_alloc((n + 1ull) * sizeof *fds);
+	if (!fds) {
+		finish(k, ERR(NO_MEMORY, "cannot ask for a copy"), NULL);
+		return;
+	}
+	fds[0] = u->fd;
+	if (n)
+		memcpy(fds + 1, more, n * sizeof *fds);
+	k->running = true;
+	k->number++;
+	loop_timer_stop(&k->timer);
+	loop_timer_start(k->all->parts.loop, START_MS + (int64_t)(u->bytes / SLOWEST_BYTES_A_MS), on_late, k, &k->timer);
+	worker_set(k->worker, "busy", NULL);
+	worker_send(k->worker, FRAME_LOOKUP, k->number, c->question, fds, n + 1);
+}
+
+static void run_next(struct copier *k)
+{
+	while (!k->running && k->first && !k->all->ending) {
+		if (!k->worker) {
+			enum err e = start_worker(k);
+			if (e)
+				finish(k, e, NULL);
+			continue;
+		}
+		if (!k->ready || k->worker->killed)
+			return;
+		send_first(k);
+	}
+	if (k->worker && k->ready && !k->running && !k->worker->killed) {
+		worker_set(k->worker, "idle", NULL);
+		loop_timer_stop(&k->timer);
+		loop_timer_start(k->all->parts.loop, IDLE_MS, on_idle, k, &k->timer);
+	}
+}
+
+static FALLIBLE enum err copier_of(struct device_copies *d, const char *uuid, struct copier **out)
+{
+	const char *missing = devices_missing(d->parts.devices, "cuda");
+	struct copier *k = d->first;
+
+	if (missing)
+		return ERR(BACKEND_UNAVAILABLE, "%s", missing);
+	if (!devices_has(d->parts.devices, uuid))
+		return ERR(NOT_FOUND, "dcpd sees no GPU %.60s: NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES may leave it out", uuid);
+	while (k && strcmp(k->uuid, uuid) != 0)
+		k = k->next;
+	if (!k) {
+		k = mem_zalloc(1, sizeof *k);
+		NEED(k, "cannot copy device memory");
+		snprintf(k->uuid, sizeof k->uuid, "%s", uuid);
+		k->all = d;
+		k->next = d->first;
+		d->first = k;
+	}
+	if (k->count >= QUEUE_MAX)
+		return ERR(BUSY, "%d copies of GPU %s wait", QUEUE_MAX, uuid);
+	*out = k;
+	return OK;
+}
+
+static void begin(void *user, enum err)
+{
+	run_next(user);
+}
+
+FALLIBLE enum err device_copy_start(struct device_copies *d, const struct device_copy_request *rq, device_copied_fn fn, void *user)
+{
+	struct copier *k;
+
+	TRY(copier_of(d, rq->device, &k));
+	struct copy *c = mem_zalloc(1, sizeof *c);
+	NEED(c, "cannot copy device memory");
+	c->rank = (uint32_t)rq->rank;
+	c->fn = fn;
+	c->user = user;
+	enum err e = rq->descriptors.n ? descriptors_hold(d->parts.descriptors, &rq->who, rq->descriptors, &c->park) : OK;
+	e = e ?: state_dict_use_rank(d->parts.state_dicts, &rq->who, rq->name, rq->rank, rq->generation, !rq->to_device, &c->use);
+	if (!e) {
+		json_int_t bytes = (json_int_t)c->use->ranks[rq->rank].bytes;
+		c->question = json_pack("{s:s, s:s, s:b, s:I, s:O, s:O}", "op", "device_copy", "device", rq->device, "to_device",
+					rq->to_device, "segment_bytes", bytes, "table", rq->table, "allocations", rq->allocations);
+		if (!c->question)
+			e = ERR(NO_MEMORY, "cannot ask for a copy");
+	}
+	if (e) {
+		CLEANUP(err_restore) struct err_info info = *err_last();
+		free_copy(c);
+		return e;
+	}
+	struct copy **at = &k->first;
+	while (*at)
+		at = &(*at)->next;
+	*at = c;
+	k->count++;
+	loop_later(d->parts.loop, begin, k, OK);
+	return OK;
+}
+
+void device_copies_end(struct device_copies *d)
+{
+	if (!d)
+		return;
+	d->ending = true;
+	list_each(k, d->first) {
+		if (k->worker)
+			worker_disown(k->worker);
+		k->worker = NULL;
+		while (k->first)
+			finish(k, ERR(DRAINING, "the daemon is shutting down"), NULL);
+		loop_timer_stop(&k->timer);
+	}
+}
+
+void device_copies_free(struct device_copies *d)
+{
+	list_each(k, d ? d->first : NULL)
+		mem_free(k);
+	mem_free(d);
+}

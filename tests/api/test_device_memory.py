@@ -1,0 +1,300 @@
+"""Device memory of a trainer as the source of a segment, and its target: over the fake libcuda, whose memory another process can open as it
+can a GPU's. What each call of the driver may answer is tried in tests/unit/test_device_import.c."""
+import base64
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import dcpd as lib
+import fake_gpu
+import users
+
+FAKES = fake_gpu.FAKE.parent
+PAGE = lib.PAGE
+DATA = bytes(i * 7 % 251 for i in range(3 * PAGE + 100))
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    assert fake_gpu.FAKE.exists(), "not built (make tools)"
+    return fake_gpu.Trainer()
+
+
+def known(d):
+    """The probe has seen the GPU."""
+    return lib.wait_for(lambda: d.api.get("/v1/capabilities").ok(200)["devices"], 20, "the probe's answer")
+
+
+@pytest.fixture(scope="module")
+def g(tmp_path_factory):
+    """A daemon with the fake GPU. What its driver answers is in the file `fail`."""
+    home = tmp_path_factory.mktemp("gpu")
+    (home / "fail").write_text("")
+    d = lib.Daemon(home, env={"LD_LIBRARY_PATH": str(FAKES), "FAKE_CUDA_FAIL": f"@{home}/fail"})
+    d.fail = home / "fail"
+    known(d)
+    yield d
+    lib.wait_for(lambda: not d.leaks(), 10, "the end of what state dicts that are gone had page-locked")
+    d.discard()
+
+
+def copiers(d):
+    return [w for w in d.api.get("/v1/workers").ok(200)["workers"] if w["role"] == "device"]
+
+
+class Rank:
+    """A state dict of one rank with an image whose data is still on the device."""
+
+    def __init__(self, d, data=DATA, generation=1, name=None):
+        self.d, self.name, self.generation = d, name or lib.fresh(), generation
+        self.image = lib.image({"w": ("U8", [len(data)], data)})
+        self.at = self.image.index(data[:64])  # of the tensor
+        self.data, self.table_at = data, len(self.image)
+        if not name:
+            d.create(self.name)
+        self.segment = d.reserve(self.name, 0, self.table_at + PAGE, generation)["segment"]
+        blank = bytearray(self.image)
+        blank[self.at:self.at + len(data)] = bytes(len(data))
+        lib.write_segment(self.segment, bytes(blank))
+
+    def pieces(self, *pieces):
+        rows = fake_gpu.table(pieces)
+        lib.write_segment(self.segment, lib.segment_file(self.segment).read_bytes()[:self.table_at] + rows)
+        return {"offset": self.table_at, "count": len(pieces)}
+
+    def copy(self, allocations, *pieces, api=None, **more):
+        body = {"generation": self.generation, "device": fake_gpu.UUID, "allocations": allocations, "table": self.pieces(*pieces), **more}
+        return (api or self.d.api).post(f"/v1/state-dicts/{self.name}/ranks/0:copy", body)
+
+    def whole(self, allocation, **more):
+        return self.copy([allocation], (self.at, len(self.data), 0, 0), **more)
+
+    def sealed_as_it_should_be(self):
+        self.d.seal(self.name, 0, self.generation, self.table_at)
+        assert self.d.images(self.name)[0].entries["w"][2] == self.data
+
+    def drop(self):
+        self.d.drop(self.name)
+
+
+def test_a_segment_is_filled_from_legacy_memory_and_saved(g, trainer):
+    r = Rank(g)
+    _, allocation = trainer.legacy(DATA)
+    out = r.whole(allocation).ok(200)
+    assert out == {"bytes": len(DATA), "copies": 1, "pinned": True}
+    r.sealed_as_it_should_be()
+    job = g.api.run("save", source={"state_dict": r.name}, target={"storage": "main", "name": f"gpu/{r.name}"})
+    assert g.api.get(f"/v1/checkpoints/main/gpu%2F{r.name}/tensors/w?format=raw").body == DATA, job
+    worker = copiers(g)
+    assert len(worker) == 1 and worker[0]["state"] == "idle" and worker[0]["sandbox"] == "none"
+    r.drop()
+
+
+def test_pieces_of_several_vmm_allocations(g, trainer):
+    r = Rank(g)
+    cut = 2 * PAGE + 8
+    _, a, a_bytes = trainer.vmm(b"x" * 16 + DATA[:cut])
+    _, b, b_bytes = trainer.vmm(DATA[cut:])
+    hand = fake_gpu.Descriptors(g, [a, b])
+    allocations = [{"descriptor": 0, "bytes": a_bytes}, {"descriptor": 1, "bytes": b_bytes}]
+    pieces = [(r.at + i, min(100, cut - i), 16 + i, 0) for i in range(0, cut, 100)] + [(r.at + cut, len(DATA) - cut, 0, 1)]
+    assert r.copy(allocations, *pieces, descriptors=hand.token).ok(200)["copies"] == 2, "pieces that touch are one copy"
+    r.sealed_as_it_should_be()
+    held = [f for f in lib.fd_targets(g.proc.pid) if "fake device memory" in f]
+    assert len(held) == 2
+    hand.close()
+    lib.wait_for(lambda: not [f for f in lib.fd_targets(g.proc.pid) if "fake device memory" in f], 10, "the descriptors' end")
+    r.copy(allocations, *pieces, descriptors=hand.token).problem("not_found", status=404)
+    assert not [f for w in copiers(g) for f in lib.fd_targets(w["pid"]) if "fake device memory" in f], "the worker lets go at once"
+    r.drop()
+
+
+def test_a_sealed_segment_is_copied_to_the_device(g, trainer):
+    r = Rank(g)
+    r.whole(trainer.legacy(DATA)[1], to_device=True).problem("state_conflict", status=409)
+    r.whole(trainer.legacy(DATA)[1]).ok(200)
+    r.pieces((r.at, len(DATA), 40, 0))
+    g.seal(r.name, 0, 1, r.table_at)
+    place, target = trainer.legacy(bytes(len(DATA) + 80))
+    r.copy([target], (r.at, len(DATA), 40, 0)).problem("state_conflict", status=409)
+    r.copy([target], (r.at, len(DATA), 40, 0), to_device=True).ok(200)
+    assert trainer.bytes_at(place, len(DATA) + 80) == bytes(40) + DATA + bytes(40)
+    r.drop()
+
+
+@pytest.mark.parametrize("what, field, said", [
+    (lambda r, a: r.copy([a], (r.at, 8, 0, 1)), None, "there are 1"),
+    (lambda r, a: r.copy([a], (r.table_at, 8, 0, 0)), None, "does not end before the table"),
+    (lambda r, a: r.copy([a], (2**64 - 4, 8, 0, 0)), None, "does not end before the table"),
+    (lambda r, a: r.copy([a], (r.at, 8, len(DATA) - 4, 0)), None, "is beyond the"),
+    (lambda r, a: r.copy([a], (r.at, 8, 2**64 - 4, 0)), None, "is beyond the"),
+    (lambda r, a: r.copy([{**a, "bytes": a["bytes"] + 1}], (r.at, 8, 0, 0)), None, "is said to have"),
+    (lambda r, a: r.copy([{"descriptor": 3, "bytes": 4096}], (r.at, 8, 0, 0)), None, "there is no descriptor 3"),
+    (lambda r, a: r.whole(a, table={"offset": r.table_at, "count": 10**6}), None, "is beyond the segment's"),
+    (lambda r, a: r.whole(a, table={"offset": r.table_at, "count": 2**62}), None, "there must be 1 to"),
+    (lambda r, a: r.whole(a, table={"offset": r.table_at + 4, "count": 1}), "/table/offset", "multiple of 8"),
+    (lambda r, a: r.copy([], (r.at, 8, 0, 0)), "/allocations", "one allocation"),
+    (lambda r, a: r.whole({"bytes": 8}), "/allocations/0", "has a handle, or a descriptor"),
+    (lambda r, a: r.whole({"bytes": 8, "handle": "AAAA"}), "/allocations/0/handle", "64 bytes in base64"),
+    (lambda r, a: r.whole({"bytes": 8, "handle": "!" * 88}), None, "a handle is 64 bytes in base64"),
+    (lambda r, a: r.whole(a, device="cuda:0"), "/device", "nvidia-smi"),
+])
+def test_a_request_that_does_not_fit(g, trainer, what, field, said):
+    r = Rank(g)
+    p = what(r, trainer.legacy(DATA)[1]).problem("validation_failed", status=422)
+    assert said in p["detail"] and p.get("pointer") == field, p
+    r.whole(trainer.legacy(DATA)[1]).ok(200)
+    r.sealed_as_it_should_be()
+    r.drop()
+
+
+def test_whom_a_copy_is_not_for(g, trainer, spawn):
+    r = Rank(g)
+    _, a = trainer.legacy(DATA)
+    p = r.whole(a, device=fake_gpu.UUID[:-1] + "0").problem("not_found", status=404)
+    assert "NVIDIA_VISIBLE_DEVICES" in p["detail"]
+    r.whole(a, generation=2).problem("state_conflict", status=409)
+    g.api.get("/v1/descriptors").problem("invalid_request", status=400)
+    g.tcp_client().get("/v1/descriptors", headers={"Connection": "Upgrade", "Upgrade": "dcpd-descriptors"}).problem("invalid_request")
+    r.drop()
+    without = spawn(env={"LD_LIBRARY_PATH": ""})
+    lib.wait_for(lambda: "not yet known" not in without.api.get("/v1/capabilities").ok(200)["backends"]["cuda"]["reason"], 20, "the probe")
+    other = Rank(without)
+    assert "libcuda.so.1" in other.whole(a).problem("backend_unavailable", status=501)["detail"]
+    other.drop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+def test_another_user_hands_over_descriptors_only(trainer, tmp_path):
+    """The numbers of a legacy handle may be guessed; a token of somebody else's descriptors is not there."""
+    with users.reachable_folder() as home:
+        (home / "d").mkdir(mode=0o755)
+        d = lib.Daemon(home / "d", args=["--allow-group", users.GROUP.gr_name], env={"LD_LIBRARY_PATH": str(FAKES)})
+        d.state.chmod(0o755)
+        try:
+            known(d)
+            legacy, (_, fd, n) = trainer.legacy(DATA)[1], trainer.vmm(DATA)
+            ours = fake_gpu.Descriptors(d, [os.dup(fd)])
+
+            def train():
+                r = Rank(d)
+                assert "descriptors" in r.whole(legacy).problem("forbidden", status=403)["detail"]
+                r.whole({"descriptor": 0, "bytes": n}, descriptors=ours.token).problem("not_found", status=404)
+                hers = fake_gpu.Descriptors(d, [fd])
+                r.whole({"descriptor": 0, "bytes": n}, descriptors=hers.token).ok(200)
+                r.d.seal(r.name, 0, 1, r.table_at)
+                return "trained"
+
+            assert "trained" in users.as_user(users.ALICE, [users.GROUP.gr_gid], train)
+            ours.close()
+        finally:
+            d.discard()
+
+
+# A call of the worker's, the driver's answer, and what the trainer is told.
+FAILURES = [
+    ("cuIpcOpenMemHandle_v2:1:2", "no_memory", "CUDA_ERROR_OUT_OF_MEMORY"),
+    ("cuIpcOpenMemHandle_v2:1:801", "device_failed", "CUDA_ERROR_NOT_SUPPORTED"),
+    ("cuMemcpyDtoHAsync_v2:1:700:sticky", "device_failed", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    ("cuStreamQuery:1:719:sticky", "device_failed", "cuStreamQuery"),
+    ("cuIpcCloseMemHandle:1:999", "device_failed", "cuIpcCloseMemHandle"),
+    ("cuDevicePrimaryCtxRetain:1:46", "device_failed", "cuDevicePrimaryCtxRetain"),
+]
+
+
+@pytest.mark.parametrize("fail, code, said", FAILURES)
+def test_what_the_driver_refuses_ends_the_copy_alone(g, trainer, fail, code, said):
+    """The worker ends with its error, and the slot is the trainer's to fill itself; the next copy has a new worker, and is sound."""
+    for w in copiers(g):
+        os.kill(w["pid"], signal.SIGKILL)
+    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+    r = Rank(g)
+    g.fail.write_text(fail)
+    p = r.whole(trainer.legacy(DATA)[1]).problem(code)
+    g.fail.write_text("")
+    assert said in p["detail"], p
+    assert not [w for w in copiers(g) if w["state"] != "starting"], "it has ended by the time of the answer"
+    r.whole(trainer.legacy(DATA)[1]).ok(200)
+    r.sealed_as_it_should_be()
+    r.drop()
+
+
+def test_memory_that_cannot_be_pinned_is_copied_all_the_same(g, trainer):
+    for w in copiers(g):
+        os.kill(w["pid"], signal.SIGKILL)
+    r = Rank(g)
+    g.fail.write_text("cuMemHostRegister_v2:0:2")
+    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+    out = r.whole(trainer.legacy(DATA)[1]).ok(200)
+    g.fail.write_text("")
+    assert out["pinned"] is False and "cuMemHostRegister" in out["pin_problem"]
+    r.sealed_as_it_should_be()
+    r.drop()
+
+
+def test_a_trainer_that_has_ended(g, tmp_path):
+    """Its handle is good for nothing; the worker lives on for others."""
+    code = ("import sys; sys.path[:0] = sys.argv[1:]; import fake_gpu\n"
+            "print(fake_gpu.Trainer().legacy(b'x' * 5000)[1]['handle'])")
+    out = subprocess.run([sys.executable, "-c", code, str(pathlib.Path(lib.__file__).parent)], capture_output=True, text=True, check=True)
+    r = Rank(g)
+    p = r.copy([{"handle": out.stdout.strip(), "bytes": 5000}], (r.at, 5000, 0, 0)).problem("device_failed")
+    assert "allocation 0 cannot be opened" in p["detail"] and "cuIpcOpenMemHandle" in p["detail"], p
+    assert base64.b64decode(out.stdout.strip())[:8] == b"fakecuda"
+    r.drop()
+
+
+def test_a_slot_that_is_being_copied_is_left_alone(g, trainer):
+    """A device that does not come on: no seal meanwhile, and whoever reserves the generation anew gets another place."""
+    for w in copiers(g):
+        os.kill(w["pid"], signal.SIGKILL)
+    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+    r = Rank(g)
+    g.fail.write_text("cuStreamQuery:0:600")  # never ready
+    with contextlib.closing(g.api.connect(60)) as c:
+        body = {"generation": 1, "device": fake_gpu.UUID, "allocations": [trainer.legacy(DATA)[1]],
+                "table": r.pieces((r.at, len(DATA), 0, 0))}
+        c.request("POST", f"/v1/state-dicts/{r.name}/ranks/0:copy", body=json.dumps(body),
+                  headers={"Content-Type": "application/json"})
+        lib.wait_for(lambda: [w for w in copiers(g) if w["state"] == "busy"], 10, "the copy's begin")
+        p = g.api.post(f"/v1/state-dicts/{r.name}/ranks/0:seal", {"generation": 1, "image_bytes": r.table_at})
+        assert "being copied" in p.problem("state_conflict", status=409)["detail"]
+        r.whole(trainer.legacy(DATA)[1]).problem("state_conflict", status=409)
+        g.api.delete(f"/v1/state-dicts/{r.name}").problem("state_dict_busy", status=409)
+        again = Rank(g, name=r.name)
+        assert again.segment != r.segment
+        os.kill(copiers(g)[0]["pid"], signal.SIGKILL)
+        answer = lib.Answer((got := c.getresponse()).status, dict(got.getheaders()), got.read())
+    g.fail.write_text("")
+    answer.problem("worker_lost", status=503)
+    again.whole(trainer.legacy(DATA)[1]).ok(200)
+    again.sealed_as_it_should_be()
+    r.drop()
+
+
+def test_the_daemon_ends_while_it_copies(spawn, trainer, tmp_path):
+    (tmp_path / "fail").write_text("cuStreamQuery:0:600")
+    d = spawn(env={"LD_LIBRARY_PATH": str(FAKES), "FAKE_CUDA_FAIL": f"@{tmp_path}/fail"})
+    known(d)
+    r = Rank(d)
+    hand = fake_gpu.Descriptors(d)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            r.whole(trainer.legacy(DATA)[1]).problem("draining", "device_failed", "worker_lost")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    lib.wait_for(lambda: [w for w in copiers(d) if w["state"] == "busy"], 10, "the copy's begin")
+    begun = time.monotonic()
+    d.stop()
+    assert time.monotonic() - begun < 20 * lib.PATIENCE
+    assert os.waitpid(pid, 0)[1] == 0
+    hand.close()

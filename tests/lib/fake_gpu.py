@@ -1,0 +1,89 @@
+"""A trainer's side of device memory, over the fake libcuda: allocations with bytes in them, their handles, and the Unix socket's hand-over
+of descriptors. The fake keeps to the process that loads it, as a driver does."""
+import base64
+import ctypes
+import http.client
+import json
+import os
+import socket
+import struct
+
+import dcpd as lib
+
+FAKE = lib.ROOT / "build/test/fakes/libcuda.so.1"
+UUID = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+CHUNK = 4096  # of VMM memory, in place of 2 MiB
+
+
+class Trainer:
+    def __init__(self):
+        self.cuda = ctypes.CDLL(str(FAKE))
+        self.cuda.fake_cuda_bytes.restype = ctypes.c_void_p
+        self.cuda.fake_cuda_bytes.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+        context = ctypes.c_void_p()
+        self("cuInit", 0)
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self("cuCtxSetCurrent", context)
+        self.kept = []
+
+    def __call__(self, name, *args):
+        r = getattr(self.cuda, name)(*args)
+        assert r == 0, f"{name}: error {r}"
+
+    def bytes_at(self, p, n):
+        return ctypes.string_at(self.cuda.fake_cuda_bytes(p, n), n)
+
+    def fill(self, p, data):
+        ctypes.memmove(self.cuda.fake_cuda_bytes(p, len(data)), bytes(data), len(data))
+
+    def legacy(self, data):
+        """cuMemAlloc with these bytes: its address, and the allocation as a request names it."""
+        p, handle = ctypes.c_uint64(), (ctypes.c_char * 64)()
+        self("cuMemAlloc_v2", ctypes.byref(p), ctypes.c_size_t(len(data)))
+        self.fill(p.value, data)
+        self("cuIpcGetMemHandle", ctypes.byref(handle), p)
+        return p.value, {"handle": base64.b64encode(handle.raw).decode(), "bytes": len(data)}
+
+    def vmm(self, data, shareable=True):
+        """The same with VMM memory: the descriptor is the caller's."""
+        n = -(-len(data) // CHUNK) * CHUNK
+        p, a, fd = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_int()
+        how, access = (ctypes.c_int * 8)(1, 1 if shareable else 0, 1, 0), (ctypes.c_int * 3)(1, 0, 3)
+        self("cuMemCreate", ctypes.byref(a), ctypes.c_size_t(n), how, ctypes.c_uint64(0))
+        self("cuMemAddressReserve", ctypes.byref(p), ctypes.c_size_t(n), ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
+        self("cuMemMap", p, ctypes.c_size_t(n), ctypes.c_size_t(0), a, ctypes.c_uint64(0))
+        self("cuMemSetAccess", p, ctypes.c_size_t(n), access, ctypes.c_size_t(1))
+        self("cuMemRelease", a)
+        self.fill(p.value, data)
+        if not shareable:
+            return p.value, None, n
+        self("cuMemRetainAllocationHandle", ctypes.byref(a), p)
+        self("cuMemExportToShareableHandle", ctypes.byref(fd), a, 1, ctypes.c_uint64(0))
+        self("cuMemRelease", a)
+        return p.value, fd.value, n
+
+
+class Descriptors:
+    """An open connection that has handed over descriptors: `token` names them."""
+
+    def __init__(self, d, fds=()):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(60)
+        self.socket.connect(str(d.socket))
+        self.socket.sendall(b"GET /v1/descriptors HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: dcpd-descriptors\r\n\r\n")
+        answer = http.client.HTTPResponse(self.socket)
+        answer.begin()
+        assert answer.status == 101, answer.read()
+        self.token = json.loads(answer.fp.readline())["descriptors"]
+        for i in range(0, len(fds), 250):
+            socket.send_fds(self.socket, [b"."], fds[i:i + 250])
+        for fd in fds:
+            os.close(fd)
+
+    def close(self):
+        self.socket.close()
+
+
+def table(pieces):
+    """Rows of (place in the segment, bytes, offset in the allocation, allocation)."""
+    return b"".join(struct.pack("<4Q", *p) for p in pieces)

@@ -1,0 +1,29 @@
+/* cuda_impl.h: the driver as cuda.c has opened it, for cuda_import.c. */
+#pragma once
+#include "device/cuda_abi.h"
+#include "device/device_impl.h"
+
+struct cuda_driver {
+#define X(member, symbol, params) cuda_result (*member) params;
+	CUDA_FUNCTIONS(X)
+#undef X
+	bool tried;
+	enum err state;
+	struct err_info why;
+	uint32_t count;
+};
+extern struct cuda_driver cuda;
+
+struct cuda_dev {
+	struct device base;
+	cuda_device ordinal;
+	struct CUctx_st *ctx;
+	struct CUstream_st *stream;
+	struct CUevent_st *marks[DEVICE_MARKS];
+	bool marked[DEVICE_MARKS];
+};
+
+/* OK, or an error that names the call and what the driver says. */
+FALLIBLE enum err cuda_check(cuda_result r, const char *call);
+enum err cuda_import(struct device *d, const struct device_handle *h, struct device_import *out);
+enum err cuda_import_end(struct device *d, struct device_import *i);
