@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """wheel.py BIN FOLDER: makes the wheel with the programs of BIN and the libraries they need inside, and prints its path.
+wheel.py --folder BIN FOLDER: lays programs, libraries, licences and the list of all in FOLDER, as an image of another system needs them.
 
 manylinux's rules ask for every library beside the C library to travel along: hosts differ in which they have, and in which versions. They
 are copied from this Debian with their licences, and found by the programs before those of the host (DT_RPATH, which LD_LIBRARY_PATH cannot
@@ -62,17 +63,30 @@ def licences(packages):
     return notes
 
 
+def lay(folder, bin_folder):
+    """Programs and libraries in folder; returns the notes that go along with them."""
+    packages = gather(folder, bin_folder)
+    return {**licences(packages), "sboms/dcpd.cdx.json": sbom.document("dcpd", packages).encode()}
+
+
 def main(bin_folder, directory):
     with tempfile.TemporaryDirectory() as work:
         folder = pathlib.Path(work)
-        packages = gather(folder, pathlib.Path(bin_folder))
+        notes = lay(folder, pathlib.Path(bin_folder))
         files = sorted(p for p in folder.rglob("*") if p.is_file())
         major, minor = oldest_libc(files)
-        notes = {**licences(packages), "sboms/dcpd.cdx.json": sbom.document("dcpd", packages)}
         name = backend.build_with_programs(directory, {str(p.relative_to(folder)): p.read_bytes() for p in files},
                                            f"manylinux_{major}_{minor}_{platform.machine()}", notes)
     print(os.path.join(directory, name))
 
 
+def main_folder(bin_folder, directory):
+    folder = pathlib.Path(directory)
+    folder.mkdir(parents=True)
+    for name, text in lay(folder, pathlib.Path(bin_folder)).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text)
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main_folder(*sys.argv[2:]) if sys.argv[1:2] == ["--folder"] else main(*sys.argv[1:])

@@ -1,8 +1,9 @@
 #!/bin/bash
 # docker.sh: the container and the compose file, for real. Exit 77 says that this machine cannot run them, and why.
 #
-# Builds, comes up healthy, saves from a trainer's container of another uid; recreates, kills and restricts dcpd's container and
-# shows each time that the snapshots in shared memory and the saved checkpoints are still there and that saving goes on.
+# Builds, comes up healthy, saves from a trainer's container of another uid; recreates, kills, upgrades and restricts dcpd's container and
+# shows each time that the snapshots in shared memory and the saved checkpoints are still there and that saving goes on: under the default
+# seccomp profile, without io_uring, with deploy/seccomp.json, with 64 MiB of shared memory, stopped in a save, with a full volume.
 # Everything it makes carries a name of its own and is removed at the end. DCPD_BASE=IMAGE chooses the base image. DOCKER_START=1
 # starts an engine of its own for the time of the test, where none answers (as root; it sets packet filter rules, as engines do).
 set -euo pipefail
@@ -38,8 +39,9 @@ compose() { docker compose --progress quiet "${files[@]}" --profile example "$@"
 cleanup() {
 	local rc=$?
 	[ $rc -eq 0 ] || { echo "--- dcpd says:"; compose logs --no-log-prefix --tail 40 dcpd 2>/dev/null || true; }
+	docker rm -f "$COMPOSE_PROJECT_NAME"-{victim,load,late} >/dev/null 2>&1 || true
 	compose down -v --remove-orphans -t 5 >/dev/null 2>&1 || true
-	docker image rm -f "$DCPD_IMAGE" "$DCPD_TRAINER_IMAGE" >/dev/null 2>&1 || true
+	docker image rm -f "${DCPD_IMAGE%-next}"{,-next} "$DCPD_TRAINER_IMAGE" >/dev/null 2>&1 || true
 	end_engine
 	exit $rc
 }
@@ -49,6 +51,7 @@ if ! docker image inspect "$DCPD_BASE" >/dev/null 2>&1 && ! docker pull -q "$DCP
 	command -v debootstrap >/dev/null && [ "$(id -u)" -eq 0 ] || skip "no image $DCPD_BASE, and no debootstrap to make one"
 	step "making $DCPD_BASE with debootstrap"
 	debootstrap --variant=minbase bookworm "$work/base" >/dev/null
+	(cd "$work/base" && rm -rf var/cache/apt/* var/lib/apt/lists/* usr/share/{doc,man,info,locale}/*) # as the slim image does
 	tar -C "$work/base" -c . | docker import - "$DCPD_BASE" >/dev/null
 	rm -rf "$work/base"
 fi
@@ -61,6 +64,15 @@ engine_of() { # what workers read and write with, as the daemon says
 		python3 -c 'import json, re, sys; print(re.search(r"\"engine\": \"(\w+)\"", json.dumps(json.load(sys.stdin))).group(1))'
 }
 up() { compose up -d --wait --no-build "$@" >"$work/up.log" 2>&1 || { cat "$work/up.log"; return 1; }; }
+refused() { # WORDS COMMAND...: it fails, and says WORDS
+	local words=$1
+	shift
+	if "$@" >"$work/refused.log" 2>&1; then
+		echo "not refused: $*"
+		return 1
+	fi
+	grep -qF "$words" "$work/refused.log" || { cat "$work/refused.log"; return 1; }
+}
 holds() { # STEP...: these checkpoints are visible and whole
 	local n
 	for n in "$@"; do
@@ -71,9 +83,21 @@ holds() { # STEP...: these checkpoints are visible and whole
 step "build"
 compose build -q >"$work/build.log" 2>&1 || { tail -40 "$work/build.log"; exit 1; }
 [ "$(docker run --rm --entrypoint id "$DCPD_IMAGE" -u)" = 8427 ]
+step "the image has $(($(docker image inspect -f '{{.Size}}' "$DCPD_IMAGE") / 1000000)) MB"
+make -s sbom IMAGE="$DCPD_IMAGE" >/dev/null
+grep -q '"name": "libmicrohttpd12"' build/sbom/image.cdx.json
 
 step "up, healthy"
+began=$(date +%s%N)
+since() { echo $((($(date +%s%N) - began) / 1000000)); }
+compose up -d --no-build dcpd >"$work/up.log" 2>&1 || { cat "$work/up.log"; exit 1; }
+until curl -fsS -o /dev/null --max-time 1 "http://$(compose port dcpd 8427)/readyz" 2>/dev/null; do
+	[ "$(since)" -lt 60000 ]
+	sleep 0.05
+done
+step "it answers as ready after $(since) ms"
 up dcpd
+step "Docker calls it healthy after $(since) ms"
 id=$(compose ps -q dcpd)
 [ "$(docker inspect -f '{{.State.Health.Status}}' "$id")" = healthy ]
 address=$(compose port dcpd 8427)
@@ -114,14 +138,99 @@ up dcpd
 trainer --first 3 --steps 1 --save-only
 holds 1 2 3
 
-step "without io_uring, as under Docker's newer default profile: the thread pool saves"
-printf 'services:\n  dcpd:\n    security_opt: ["seccomp=%s"]\n' "$here/no-io-uring.json" >"$work/seccomp.yaml"
-files+=(-f "$work/seccomp.yaml")
+step "a trainer is killed as it trains: its last snapshot stays, dcpd goes on"
+compose run -d --no-deps --name "$COMPOSE_PROJECT_NAME-victim" trainer --name victim --run v --mib 32 --steps 1000 >/dev/null
+for _ in $(seq 100); do ctl ls main:v --json 2>/dev/null | grep -q v/step-2 && break; sleep 0.2; done
+docker kill -s KILL "$COMPOSE_PROJECT_NAME-victim" >/dev/null
+docker rm -f "$COMPOSE_PROJECT_NAME-victim" >/dev/null
+ctl drain main:v --wait 60s
+ctl verify main:v/step-2 --level digest >/dev/null
+ctl ls shm: | grep -q victim
+
+step "the next image, under load: what was being saved is saved"
+printf 'FROM %s\nLABEL next=1\n' "$DCPD_IMAGE" | docker build -q -t "$DCPD_IMAGE-next" - >/dev/null
+compose run -d --no-deps --name "$COMPOSE_PROJECT_NAME-load" trainer --name load --run l --mib 32 --steps 1000 >/dev/null
+for _ in $(seq 100); do ctl ls main:l --json 2>/dev/null | grep -q l/step-1 && break; sleep 0.2; done
+DCPD_IMAGE=$DCPD_IMAGE-next
 up dcpd
+[ "$(docker inspect -f '{{.Config.Labels.next}}' "$(compose ps -q dcpd)")" = 1 ]
+docker rm -f "$COMPOSE_PROJECT_NAME-load" >/dev/null
+ctl drain main:l --wait 60s || true # a save that the old one had not begun may have failed with its trainer's connection
+names=$(ctl ls main:l --json | python3 -c 'import json, sys; print(*[c["name"] for c in json.load(sys.stdin)])')
+[[ " $names " == *" l/step-1 "* ]]
+for n in $names; do
+	ctl verify "main:$n" --level digest >/dev/null
+done
+
+step "load what was saved, save that, compare"
+ctl load main:r/step-1 shm:back >/dev/null
+ctl save shm:back main:again/step-1 >/dev/null
+ctl diff main:r/step-1 main:again/step-1 >/dev/null
+ctl rm shm:back --yes >/dev/null
+
+seccomp() { # the profile for dcpd's container
+	printf 'services:\n  dcpd:\n    security_opt: ["seccomp=%s"]\n' "$1" >"$work/seccomp.yaml"
+	files=(-f deploy/compose.yaml -f "$work/seccomp.yaml")
+	up dcpd
+}
+step "without io_uring, as under Docker's newer default profile: the thread pool saves"
+seccomp "$here/no-io-uring.json"
 trainer --first 4 --steps 1
 holds 1 2 3 4
 [ "$(engine_of)" = threads ]
 ctl status
+step "under deploy/seccomp.json: io_uring"
+seccomp "$PWD/deploy/seccomp.json"
+trainer --first 5 --steps 1
+holds 5
+[ "$(engine_of)" = io_uring ]
+files=(-f deploy/compose.yaml)
+
+step "SIGTERM in a save: it ends, or the next daemon ends it"
+up dcpd
+trainer --name big --first 6 --steps 1 --seal-only --mib 64
+compose run -d --no-deps --name "$COMPOSE_PROJECT_NAME-late" trainer --name big --run r --first 6 --steps 1 --save-only >/dev/null
+for _ in $(seq 100); do ctl jobs --json | grep -q r/step-6 && break; sleep 0.05; done
+compose stop -t 30 dcpd >/dev/null 2>&1
+[ "$(docker inspect -f '{{.State.ExitCode}}' "$(compose ps -aq dcpd)")" = 0 ]
+up dcpd
+ctl drain main:r --wait 60s
+docker rm -f "$COMPOSE_PROJECT_NAME-late" >/dev/null
+holds 1 6
+
+step "the volume is full: the save fails in words, nothing is visible, the next one works"
+cat >"$work/full.yaml" <<-'YAML'
+	services:
+	  dcpd:
+	    volumes: ["full:/checkpoints"]
+	volumes:
+	  full:
+	    driver_opts: {type: tmpfs, device: tmpfs, o: "size=8m,uid=8427,gid=8427,mode=750"}
+	YAML
+files=(-f deploy/compose.yaml -f "$work/full.yaml")
+up dcpd
+refused storage_full trainer --name full --run f --first 1 --steps 1 --mib 16
+refused not_found ctl show main:f/step-1 --json
+trainer --name small --run f --first 2 --steps 1 --mib 1
+ctl verify main:f/step-2 --level digest >/dev/null
+files=(-f deploy/compose.yaml)
+
+step "64 MiB of shared memory: what does not fit is refused in words, what fits is saved"
+compose down -t 5 >/dev/null 2>&1
+DCPD_SHM_SIZE=64mb
+up dcpd
+refused shm_exhausted trainer --name large --first 7 --steps 1 --mib 128
+trainer --first 7 --steps 1
+holds 1 7
+
+step "GPUs that are not there: the override is valid, and the refusal is in words"
+gpu=(docker compose -f deploy/compose.yaml -f deploy/compose.gpu.yaml)
+"${gpu[@]}" --profile monitoring --profile example config -q
+if [ ! -e /dev/nvidiactl ]; then
+	export DCPD_GPU_IMAGE=$DCPD_IMAGE
+	refused 'could not select device driver "nvidia"' "${gpu[@]}" up -d --no-build dcpd
+	up dcpd
+fi
 
 step "stopped: it ends well"
 compose stop -t 30 dcpd >/dev/null 2>&1

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import dcpd as lib
 
@@ -91,6 +92,71 @@ def test_the_bill_of_materials_has_every_library():
     assert {"license": {"name": "BSD-3-Clause"}} in parts["libcurl4"]["licenses"]
     of_image = run(sys.executable, DEPLOY / "sbom.py", "image", "-", input="bash\t5.2\tamd64\n").stdout
     assert [c["purl"] for c in json.loads(of_image)["components"]] == ["pkg:deb/debian/bash@5.2?arch=amd64"]
+
+
+def knobs(text):
+    """Variables that a compose file uses, with their defaults."""
+    return dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", text))
+
+
+def test_every_knob_of_compose_is_documented_with_its_default_and_is_used():
+    files = [DEPLOY / "compose.yaml", DEPLOY / "compose.gpu.yaml"]
+    used = {k: v for f in files for k, v in knobs(f.read_text()).items()}
+    assert len(re.findall(r"\$\{", "".join(f.read_text() for f in files))) == sum(len(re.findall(rf"\$\{{{k}:-", f.read_text()))
+                                                                                 for f in files for k in used), "a form that is not known"
+    documented = dict(line.split("=", 1) for line in (DEPLOY / ".env.example").read_text().splitlines() if line and line[0] != "#")
+    assert documented == used
+
+
+def test_compose_files_name_only_what_there_is():
+    base = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    gpu = yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())
+    assert set(gpu["services"]) <= set(base["services"])
+    for name, service in [*base["services"].items(), *gpu["services"].items()]:
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert (DEPLOY / source).is_file() if source.startswith(".") else source in base["volumes"], (name, volume)
+        if "build" in service:
+            assert (TOP / service["build"]["dockerfile"]).is_file(), name
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), (name, port)
+    for service in base["services"].values():
+        assert service["cap_drop"] == ["ALL"] and "no-new-privileges:true" in service["security_opt"]
+    scrape = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())["scrape_configs"][0]
+    host, port = scrape["static_configs"][0]["targets"][0].split(":")
+    command = base["services"][host]["command"]
+    assert command[command.index("--allowed-host") + 1] == host and f"0.0.0.0:{port}" in command
+    assert scrape["job_name"] == "dcpd", "the alert rules look for this job"
+
+
+def test_images_are_built_of_what_the_build_needs_and_share_user_and_health_check():
+    wanted = set(re.search(r"^BUILD_DEBS := ((?:.*\\\n)*.*)", (TOP / "Makefile").read_text(), re.M).group(1).replace("\\", "").split())
+    texts = {name: (DEPLOY / name).read_text() for name in ("Dockerfile", "Dockerfile.cuda")}
+    for name, text in texts.items():
+        build = re.search(r"AS build\n(.*?)WORKDIR", text, re.S).group(1)
+        assert wanted <= set(build.split()), (name, wanted - set(build.split()))
+        for base in re.findall(r"^FROM (\S+)", text, re.M):
+            assert re.fullmatch(r"\$\{(\w+)\}\$\{(\w+_DIGEST):\+@\}\$\{\2\}", base), f"{name}: {base} cannot be pinned"
+        for source in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M):
+            assert all((TOP / x).exists() for x in source.split()), (name, source)
+    common = r"HEALTHCHECK.*\n.*\n|^USER .*|^ENTRYPOINT \[\"dcpd.*|.*useradd.*|.*groupadd.*"
+    same = [re.findall(common, t, re.M) for t in texts.values()]
+    assert same[0] == same[1] and len(same[0]) == 5
+
+
+def test_the_seccomp_profile_is_docker_s_with_io_uring(tmp_path):
+    profile = json.loads((DEPLOY / "seccomp.json").read_text())
+    always = {n for r in profile["syscalls"] if r["action"] == "SCMP_ACT_ALLOW" and not (r.get("includes") or r.get("args"))
+              for n in r["names"]}
+    assert profile["defaultAction"] == "SCMP_ACT_ERRNO"
+    assert {"io_uring_setup", "io_uring_enter", "io_uring_register", "landlock_restrict_self", "seccomp", "openat2"} <= always
+    assert not {"add_key", "bpf", "kexec_load", "mount", "open_by_handle_at", "userfaultfd", "init_module"} & always
+    again = run(sys.executable, DEPLOY / "seccomp.py", DEPLOY / "seccomp.json").stdout
+    assert again == (DEPLOY / "seccomp.json").read_text(), "what the script makes of its own result is the same"
+    open_profile = tmp_path / "open.json"
+    open_profile.write_text(json.dumps({**profile, "defaultAction": "SCMP_ACT_ALLOW"}))
+    out = run(sys.executable, DEPLOY / "seccomp.py", open_profile)
+    assert out.returncode == 1 and "not Docker's" in out.stdout
 
 
 def heavy(script, *arguments):
