@@ -12,10 +12,14 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/near.h"
+#include "base/num.h"
+#include "os/fs.h"
 #include "server/audit.h"
 #include "server/parts.h"
 #include "server/state_dict.h"
 #include "server/unread.h"
+
+enum { TLS_BLOCK = 64 << 10 };
 
 static const char policy_api[] = "default-src 'none'; frame-ancestors 'none'";
 static const char policy_page[] = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -183,14 +187,54 @@ FALLIBLE enum err req_static(struct req *r, const char *content_type, struct str
 	return give_dressed(r, form->same ? 304 : 200, m, form->same ? NULL : content_type, true);
 }
 
-/* The response for the range; takes fd. */
-static struct MHD_Response *range_response(int fd, const char *etag, uint64_t of, const struct range *range)
+/* A range of a file that is read here: what is encrypted cannot go by sendfile(), and libmicrohttpd itself reads 4 KiB at a time. */
+struct file_part {
+	int fd;
+	struct range range;
+};
+
+static ssize_t read_part(void *user, uint64_t at, char *into, size_t max)
 {
-	struct MHD_Response *m = MHD_create_response_from_fd_at_offset64(range->bytes, fd, range->from);
+	const struct file_part *p = user;
+	size_t n = (size_t)num_min(max, p->range.bytes - at);
+
+	return fs_pread(p->fd, into, n, p->range.from + at, "answer") ? MHD_CONTENT_READER_END_WITH_ERROR : (ssize_t)n;
+}
+
+static void free_part(void *user)
+{
+	struct file_part *p = user;
+
+	fs_drop(&p->fd);
+	mem_free(p);
+}
+
+/* Takes fd. */
+static struct MHD_Response *part_response(int fd, const struct range *range)
+{
+	struct file_part *p = mem_alloc(sizeof *p);
+
+	if (!p) {
+		close(fd);
+		return NULL;
+	}
+	*p = (struct file_part){ fd, *range };
+	struct MHD_Response *m = MHD_create_response_from_callback(range->bytes, TLS_BLOCK, read_part, p, free_part);
+	if (!m)
+		free_part(p);
+	return m;
+}
+
+/* The response for the range; takes fd. */
+static struct MHD_Response *range_response(const struct req *r, int fd, const char *etag, uint64_t of, const struct range *range)
+{
+	bool tls = r->conn && MHD_get_connection_info(r->conn, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+	bool read = tls && range->bytes > TLS_BLOCK;
+	struct MHD_Response *m = read ? part_response(fd, range) : MHD_create_response_from_fd_at_offset64(range->bytes, fd, range->from);
 	enum MHD_Result ok = MHD_YES;
 	char text[RANGE_TEXT_MAX];
 
-	if (!m)
+	if (!m && !read)
 		close(fd);
 	if (m && etag) {
 		ok &= MHD_add_response_header(m, MHD_HTTP_HEADER_ETAG, etag);
@@ -220,7 +264,7 @@ FALLIBLE enum err req_fd(struct req *r, const char *content_type, int fd, uint64
 	}
 	if (same)
 		range.bytes = bytes = 0;
-	struct MHD_Response *m = range_response(fd, etag, bytes, &range);
+	struct MHD_Response *m = range_response(r, fd, etag, bytes, &range);
 	return give_dressed(r, same ? 304 : range.bytes < bytes ? 206 : 200, m, same ? NULL : content_type, false);
 }
 

@@ -221,6 +221,9 @@ def test_tls(cluster, tmp_path):
         assert b.api.get(f"/v1/jobs/{job['id']}").ok(200)["node"] == "a"
         assert [j["id"] for j in b.api.get("/v1/jobs").ok(200)["jobs"]] == [job["id"]]
         a.api.post(f"/v1/jobs/{job['id']}:cancel").ok(202)
+        a.put("dict", [lib.image({"w": ("U8", [3 << 20], bytes(range(256)) * (3 << 12))})])
+        b.api.run("load", source={"state_dict": "dict", "node": "a"}, target={"state_dict": "copy"})
+        assert b.images("copy")[0].entries == a.images("dict")[0].entries
         stranger = cluster("c", at=server, args=[*serve, *shown])  # does not know the authority
         assert "cannot be reached" in stranger.warnings() and "certificate" in stranger.warnings(), stranger.warnings()
         stranger = cluster("d", at=server, args=[*trust, *serve])  # shows no certificate

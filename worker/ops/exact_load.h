@@ -1,5 +1,5 @@
 /* exact_load.h: a load of a state dict that lies in another node's memory, into one that is not there: as it is, rank for rank. Headers
- * come byte for byte, so that values, paths and layout rules are those of each rank; each chunk comes from the same rank's, replicas too. */
+ * come byte for byte: values, paths and layout rules are those of each rank. Each chunk comes from the same rank, replicas too. */
 #pragma once
 #include "plan/load_plan.h"
 #include "runner/input.h"
