@@ -171,6 +171,39 @@ def test_whom_a_copy_is_not_for(g, trainer, spawn):
     other.drop()
 
 
+PYTHON = """
+import mmap, os, sys
+sys.path[:0] = sys.argv[1:3]
+from fake_gpu import Trainer
+import dcpd
+client = dcpd.connect(sys.argv[3])
+trainer, data = Trainer(), bytes(range(256)) * 50
+a, _ = trainer.legacy(data)
+b, _, _ = trainer.vmm(data)
+slot = client.state_dicts.reserve("python", 0, 40960, 1)
+with open("/dev/shm" + slot["segment"], "r+b") as f, mmap.mmap(f.fileno(), 0) as m:
+    print(client.state_dicts.copy("python", 0, 1, [(64, a + 7, 1000), (2000, b + 4000, 5000), (8000, b, 100)], m, 32768))
+    assert m[64:1064] == data[7:1007] and m[2000:7000] == data[4000:9000] and m[8000:8100] == data[:100]
+    p, _, _ = trainer.vmm(data, shareable=False)
+    try:
+        client.state_dicts.copy("python", 0, 1, [(64, p, 100)], m, 32768)
+    except dcpd.RequestRefused as e:
+        print(e)
+held = [os.readlink(f"/proc/self/fd/{x}") for x in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{x}")]
+print("open:", sum("socket:" in x for x in held))
+"""
+
+
+def test_python_finds_the_handles_of_addresses(g):
+    g.create("python")
+    out = subprocess.run([sys.executable, "-c", PYTHON, str(lib.ROOT / "api/python"), str(lib.ROOT / "tests/lib"), f"unix://{g.socket}"],
+                         env=lib.clean_environment(LD_LIBRARY_PATH=str(FAKES)), capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert "'bytes': 6100, 'copies': 3" in out.stdout and "cuMemExportToShareableHandle: error 801" in out.stdout, out.stdout
+    assert "open: 1" in out.stdout, "the client's own connection"
+    g.drop("python")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
 def test_another_user_hands_over_descriptors_only(trainer, tmp_path):
     """The numbers of a legacy handle may be guessed; a token of somebody else's descriptors is not there."""

@@ -1,16 +1,15 @@
 """A trainer's side of device memory, over the fake libcuda: allocations with bytes in them, their handles, and the Unix socket's hand-over
-of descriptors. The fake keeps to the process that loads it, as a driver does."""
+of descriptors. Without the harness: the package under test may use it. The fake keeps to the process that loads it, as a driver does."""
 import base64
 import ctypes
 import http.client
 import json
 import os
+import pathlib
 import socket
 import struct
 
-import dcpd as lib
-
-FAKE = lib.ROOT / "build/test/fakes/libcuda.so.1"
+FAKE = pathlib.Path(__file__).resolve().parents[2] / "build/test/fakes/libcuda.so.1"
 UUID = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 CHUNK = 4096  # of VMM memory, in place of 2 MiB
 

@@ -486,6 +486,32 @@ class StateDicts(_Resource):
                         {"generation": generation, "image_bytes": image_bytes, "filling": True, **({"ring": dict(ring)} if ring else {})},
                         idempotent=True)
 
+    def copy(self, name: str, rank: int, generation: int, pieces: Sequence[Tuple[int, int, int]], slot: Any, table: int, *,
+             to_device: bool = False) -> Dict[str, Any]:
+        """Copies device memory of this process (CUDA) into the rank's open slot, which is then to be sealed, or from its sealed slot to the
+        device. pieces: (place in the slot, address on the device, bytes), all of one GPU. slot: the mapped segment, in which the table of
+        pieces is written at `table`, behind the image: 32 bytes a piece, and as many for each allocation that a piece crosses. Kernels that
+        write the memory must be done. The memory may change when this returns {"bytes", "copies", "pinned"}. After an error nothing
+        touches slot or memory any more: copy by other means. Raises RequestRefused where memory cannot be handed over, or over TCP."""
+        from . import _device
+
+        if not self._t.endpoint.unix:
+            raise errors.RequestRefused("device memory is handed over to a daemon on the same host: connect by its Unix socket")
+        hand = _device.HandOver(_device.Driver(), pieces)
+        given: Optional[_device.Descriptors] = None
+        try:
+            slot[table:table + len(hand.rows)] = bytes(hand.rows)
+            body: Dict[str, Any] = {"generation": generation, "device": hand.device, "allocations": hand.allocations,
+                                    "table": {"offset": table, "count": hand.count}, "to_device": to_device}
+            if hand.fds:
+                given = _device.Descriptors(self._t.endpoint.unix, hand.fds, self._t.timeout)
+                body["descriptors"] = given.token
+            return dict(self._t.request("POST", self._path(name, f"/ranks/{rank}:copy"), body, timeout=max(self._t.timeout, 600.0)))
+        finally:
+            hand.close()
+            if given is not None:
+                given.close()
+
     def image(self, name: str, rank: int, generation: Optional[int] = None, *, to: Union[str, "os.PathLike[str]", None] = None) -> bytes:
         """A rank's image as it lies in memory: a safetensors file (api/image.md). to: a path that it is written to piece by piece; no
         bytes are returned then. Raises NotFound, NotSealed, also if the generation goes meanwhile."""

@@ -1,0 +1,147 @@
+"""Device memory of this process as it is handed to a daemon (api/device-memory.md): which allocations addresses lie in, and their handles.
+
+The driver's library is the one that the process uses already: nothing here makes a context, allocates, or waits for a stream.
+"""
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import socket
+import struct
+from typing import Any, Dict, List, Sequence, Tuple
+
+from . import _http, errors
+
+Piece = Tuple[int, int, int]  # place in the slot, address on the device, bytes
+
+_DEVICE, _LEGACY, _MAPPING_BYTES, _MAPPING_BASE = 9, 10, 18, 19  # CUpointer_attribute
+_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_BATCH = 250
+_U64 = ctypes.c_uint64
+
+
+class Driver:
+    """The calls of libcuda that naming memory takes. Raises RequestRefused with the driver's error where it refuses one."""
+
+    def __init__(self) -> None:
+        try:
+            self._lib: Any = ctypes.CDLL("libcuda.so.1")
+        except OSError as e:
+            raise errors.RequestRefused(f"device memory cannot be handed over: {e}") from None
+
+    def __call__(self, name: str, *args: Any) -> None:
+        f = getattr(self._lib, name, None)
+        r = 0 if f is None else f(*args)
+        if f is None or r:
+            why = f"error {r}" if r else "the driver is too old"
+            raise errors.RequestRefused(f"device memory cannot be handed over: {name}: {why}")
+
+    def _attribute(self, what: int, address: int) -> int:
+        out = _U64()
+        self("cuPointerGetAttribute", ctypes.byref(out), what, _U64(address))
+        return out.value
+
+    def uuid(self, address: int) -> str:
+        """Of the GPU, as nvidia-smi prints it. Processes number GPUs as they like."""
+        device, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+        self("cuDeviceGet", ctypes.byref(device), self._attribute(_DEVICE, address) & 0xFFFFFFFF)
+        self("cuDeviceGetUuid_v2", ctypes.byref(raw), device)
+        text = bytes(raw).hex()
+        return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+    def is_legacy(self, address: int) -> bool:
+        return bool(self._attribute(_LEGACY, address) & 0xFF)
+
+    def allocation(self, address: int) -> Tuple[int, int]:
+        """Where the allocation that an address lies in begins, and its bytes; of VMM memory: the mapping of one allocation."""
+        if not self.is_legacy(address):
+            return self._attribute(_MAPPING_BASE, address), self._attribute(_MAPPING_BYTES, address)
+        base, size = _U64(), ctypes.c_size_t()
+        self("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), _U64(address))
+        return base.value, size.value
+
+    def legacy_handle(self, base: int) -> str:
+        handle = (ctypes.c_char * 64)()
+        self("cuIpcGetMemHandle", ctypes.byref(handle), _U64(base))
+        return base64.b64encode(handle.raw).decode()
+
+    def descriptor(self, base: int) -> int:
+        """Of the VMM allocation that is mapped at `base`: the caller's to close."""
+        allocation, fd = _U64(), ctypes.c_int(-1)
+        self("cuMemRetainAllocationHandle", ctypes.byref(allocation), ctypes.c_void_p(base))
+        try:
+            self("cuMemExportToShareableHandle", ctypes.byref(fd), allocation, _FD, _U64(0))
+        finally:
+            self("cuMemRelease", allocation)
+        return fd.value
+
+
+class HandOver:
+    """Pieces of device memory, as a request names them: `device`, `allocations`, `rows` of the table, and `fds`, which close() closes."""
+
+    def __init__(self, driver: Driver, pieces: Sequence[Piece]) -> None:
+        self.device, self.rows = driver.uuid(pieces[0][1]), bytearray()
+        self.allocations: List[Dict[str, Any]] = []
+        self.fds: List[int] = []
+        self._driver, self._last = driver, (0, 0)
+        self._known: Dict[int, int] = {}
+        try:
+            for place, address, size in pieces:
+                self._add(place, address, size)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, place: int, address: int, size: int) -> None:
+        while size:
+            base, room = self._last
+            if not base <= address < base + room:
+                base, room = self._last = self._driver.allocation(address)
+            if base not in self._known:
+                self._name(base, room)
+            n = min(size, base + room - address)  # a tensor in an expandable segment may lie in several allocations
+            self.rows += struct.pack("<4Q", place, n, address - base, self._known[base])
+            place, address, size = place + n, address + n, size - n
+
+    def _name(self, base: int, room: int) -> None:
+        one: Dict[str, Any] = {"bytes": room}
+        if self._driver.is_legacy(base):
+            one["handle"] = self._driver.legacy_handle(base)
+        else:
+            self.fds.append(self._driver.descriptor(base))
+            one["descriptor"] = len(self.fds) - 1
+        self._known[base] = len(self.allocations)
+        self.allocations.append(one)
+
+    @property
+    def count(self) -> int:
+        return len(self.rows) // 32
+
+    def close(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+class Descriptors:
+    """A connection over which descriptors are handed over: they are the daemon's, too, until close(). `token` names them."""
+
+    def __init__(self, path: str, fds: List[int], timeout: float) -> None:
+        connection = _http._unix_connection(path, timeout)
+        connection.request("GET", "/v1/descriptors", headers={"Connection": "Upgrade", "Upgrade": "dcpd-descriptors"})
+        self._socket: socket.socket = connection.sock
+        try:
+            answer = connection.response_class(self._socket, method="GET")
+            answer.begin()
+            if answer.status != 101:
+                raise errors.RequestRefused(f"descriptors are not taken: HTTP {answer.status}")
+            self.token = str(json.loads(answer.fp.readline())["descriptors"])
+            for i in range(0, len(fds), _BATCH):
+                socket.send_fds(self._socket, [b"."], fds[i:i + _BATCH])
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._socket.close()
