@@ -259,16 +259,17 @@ clean: ## remove what was built
 	rm -rf build
 
 ##@ Test
-# One interpreter for many Python tests: importing PyTorch and starting ranks is what costs.
+# One interpreter for many Python tests: importing PyTorch and starting ranks is what costs. What tests leave goes when they have passed.
 PYTEST = BIN=$(abspath $(BIN)) TESTBIN=$(abspath $(TESTBIN)) PYTHONDONTWRITEBYTECODE=1 \
-         $$(tests/venv.sh)/bin/python -m pytest -q -o cache_dir=$(abspath build/test/pytest) $(if $(T),-k '$(T)')
+         $$(tests/venv.sh)/bin/python $(if $(filter torch% package%,$*),tests/lib/warm.py,-m pytest) -q \
+         -o tmp_path_retention_policy=failed -o cache_dir=$(abspath build/test/pytest) $(if $(T),-k '$(T)')
 PYTESTS := $(wildcard tests/worker tests/api tests/interop tests/fault tests/e2e)
 FLAKY := build/test/flaky
 FAILED := build/test/failed
 # Given pytest's arguments. With DCPD_RETRY=1, five failures at most are run once more. Tests do not see it: dcpd refuses variables that it
 # does not know.
 unexport DCPD_RETRY
-retrying = RETRY=$(DCPD_RETRY) tests/retry.sh $(FLAKY) $(FAILED) env $(PYTEST) $(1)
+retrying = RETRY=$(DCPD_RETRY) $(if $(filter $(ON_DISK),$*),,IN_MEMORY=1) tests/retry.sh $(FLAKY) $(FAILED) env $(PYTEST) $(1)
 # The end of a recipe: what was flaky or failed is named once more, below all that the sets of tests said.
 summary = rc=$$?; \
 	  if [ -s $(FLAKY) ]; then echo 'FLAKY, to be worked off:'; sed 's/^/  /' $(FLAKY); fi; \
@@ -277,6 +278,9 @@ QUICK = -m 'not slow$(if $(LONG),, and not long)'
 
 # Much of a test is waiting: so these run side by side, and the unit tests one by one beside them. Each says what it has to say when it
 # has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.
+# Where the disk matters (the worker by itself, faults, sizes of blocks) they have their files there, like the unit tests; the others have
+# them in memory: see tests/retry.sh.
+ON_DISK := worker fault torch1 package3
 STREAMS := torch1 torch2 package1 package2 package3 page s3 worker fault api1 api2 api3 api4
 SETS ?= 15
 # Tests of the API that need PyTorch are where it is imported anyhow.

@@ -29,11 +29,12 @@ def tabs(browser):
 
 
 @pytest.fixture
-def page(tabs):
+def page(tabs, request):
     """A tab that fails its test when the page logs an error, breaks its policy or talks to another host."""
     context, previous = tabs
     tab = context.new_page()
     tab.set_default_timeout(WAIT_MS)
+    tab.is_contrast_wanted = "not long" not in request.config.getoption("markexpr")
     tab.wrong = []
     tab.on("pageerror", lambda e: tab.wrong.append(str(e)))
     tab.on("console", lambda m: tab.wrong.append(m.text) if m.type == "error" and not re.search(

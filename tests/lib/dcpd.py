@@ -47,7 +47,9 @@ def wait_for(condition, seconds=10.0, what="condition", every=0.02):
 
 # For a shell in a new mount namespace: nothing that is mounted here shows elsewhere. In a chroot `/` need not be a mount itself, so that
 # `unshare --propagation private` and `mount --make-rprivate /` fail there.
-PRIVATE_MOUNTS = """while read -r _ _ _ _ at _; do mount --make-private "$at" || exit 1; done < /proc/self/mountinfo"""
+PRIVATE_MOUNTS = """while read -r _ _ _ _ at _; do
+mount --make-private "$at" || ! mountpoint -q "$at" || exit 1  # one that another test has removed meanwhile is in nobody's way
+done < /proc/self/mountinfo"""
 
 
 def clean_environment(**more):

@@ -1,25 +1,29 @@
 """A pool of real ranks: processes in a gloo group that live for the whole test session, since importing PyTorch costs seconds. They are
-forks of one process that has imported it, and nothing else.
+programs that are forked (see forks.py).
 
     pool = Ranks(4)
     results = pool.run(2, "scenarios", "save_sharded", path=…)      ranks 0 and 1, in a process group of their own; a list by rank
 
 A rank that raises fails the call with its traceback; so does one that stays silent.
 """
+import gc
 import importlib
-import multiprocessing
+import multiprocessing.connection
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
+
+from forks import Forks
 
 START_SECONDS = 300
 PATIENCE = 6  # how many times as long as on an idle machine something may take
 
 
 def serve(rank, pipe, meet):
-    import gc
     import logging
     import warnings
 
@@ -29,15 +33,12 @@ def serve(rank, pipe, meet):
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    gc.freeze()  # what is imported stays: no collection of garbage looks through it again
     group = None
     pipe.send((0, True, None))  # ready: the import may take longer than a call
     while True:
         try:
             job = pipe.recv()
         except EOFError:
-            return
-        if job is None:
             return
         call, world, turn, module, name, kwargs = job
         try:
@@ -69,25 +70,22 @@ def forget_group():
 
 class Ranks:
     def __init__(self, count):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        ctx = multiprocessing.get_context("forkserver")
-        ctx.set_forkserver_preload(["torch", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp",
-                                    "torch.distributed.tensor.parallel", "torch.distributed._tools", "torch._dynamo"])
+        env = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.forks = Forks(env)
         self.meet = tempfile.TemporaryDirectory(prefix="dcpd-ranks-")
-        self.turn, self.world, self.calls, self.ranks = 0, None, 0, []
-        for r in range(count):
-            mine, theirs = ctx.Pipe()
-            p = ctx.Process(target=serve, args=(r, theirs, self.meet.name), daemon=True)
-            p.start()
+        self.turn, self.world, self.calls = 0, None, 0
+        pairs = [multiprocessing.Pipe() for _ in range(count)]
+        self.parent = self.forks.start_with(__file__, [theirs.fileno() for _, theirs in pairs], {**env, "TEST_MEET": self.meet.name})
+        self.pipes = [mine for mine, _ in pairs]
+        for _, theirs in pairs:
             theirs.close()
-            self.ranks.append((p, mine))
         for r in range(count):
             assert self.answer(r, 0, START_SECONDS)[0], f"rank {r} does not start"
 
     def answer(self, rank, call, seconds):
         """(ok, value) of this call; what came too late for an earlier one is dropped."""
         end = time.monotonic() + seconds * PATIENCE
-        pipe = self.ranks[rank][1]
+        pipe = self.pipes[rank]
         while pipe.poll(max(0, end - time.monotonic())):
             number, ok, value = pipe.recv()
             if number == call:
@@ -98,7 +96,7 @@ class Ranks:
         if world != self.world:
             self.turn, self.world = self.turn + 1, world
         self.calls += 1
-        for _, pipe in self.ranks[:world]:
+        for pipe in self.pipes[:world]:
             pipe.send((self.calls, world, self.turn, module, name, kwargs))
         out, wrong = [], []
         for r in range(world):
@@ -111,13 +109,36 @@ class Ranks:
         return out
 
     def close(self):
-        for p, pipe in self.ranks:
-            try:
-                pipe.send(None)
-            except OSError:
-                pass
-        for p, _ in self.ranks:
-            p.join(50)
-            if p.is_alive():
-                p.kill()
+        for pipe in self.pipes:
+            pipe.close()
+        try:
+            self.parent.wait(50)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.parent.pid, signal.SIGKILL)
+        self.forks.close()
         self.meet.cleanup()
+
+
+def main():
+    """Imports what FSDP asks for in each rank, then forks the ranks."""
+    import torch._dynamo
+    import torch.distributed._tools  # noqa: F401
+
+    gc.freeze()
+    os.setsid()
+    pipes = [multiprocessing.connection.Connection(int(fd)) for fd in sys.argv[1:]]
+    for rank, pipe in enumerate(pipes):
+        if os.fork() == 0:
+            for other in pipes:
+                if other is not pipe:
+                    other.close()
+            serve(rank, pipe, os.environ["TEST_MEET"])
+            os._exit(0)
+    for pipe in pipes:
+        pipe.close()
+    for _ in pipes:
+        os.wait()
+
+
+if __name__ == "__main__":
+    main()

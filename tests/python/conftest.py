@@ -47,10 +47,10 @@ def program_environment(d, **more):
 
 @pytest.fixture(scope="session")
 def forks(shared_daemon):
-    """What needs PyTorch is forked: see lib_forks."""
-    import lib_forks
+    """What needs PyTorch is forked: see tests/lib/forks.py."""
+    import forks
 
-    f = lib_forks.Forks(program_environment(shared_daemon))
+    f = forks.Forks(program_environment(shared_daemon))
     yield f
     f.close()
 

@@ -3,9 +3,12 @@
     forks = Forks(environment); p = forks.start(file, *arguments, env=…); out, err = p.communicate(timeout=60); p.returncode
 
 A program has its own standard files and environment, is `__main__`, and ends as an interpreter does. Only what is read while an
-interpreter starts (PYTHONWARNINGS, the number of OpenMP threads, LD_…) is as it was for the first.
+interpreter starts (PYTHONWARNINGS, the number of OpenMP threads, LD_…) is as it was for the first. That one is a fork of pytest's own
+process from before it became pytest's, where warm.py began it.
 """
 import contextlib
+import gc
+import importlib.machinery
 import json
 import os
 import pathlib
@@ -20,7 +23,8 @@ import types
 
 MAX_FDS = 32  # that a call has beside those of every call
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "api" / "python" / "dcpd"
-MORE = ("torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.tensor")
+MORE = ("torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+warm = None  # calls go there, if this process was begun by warm.py
 
 
 class Forked:
@@ -70,7 +74,12 @@ class Forked:
 
 
 class Forks:
+    """Without warm.py it has an interpreter of its own, which has to import PyTorch first."""
+
     def __init__(self, env):
+        self.socket, self.parent = warm, None
+        if self.socket:
+            return
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.parent = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], env=env, pass_fds=[theirs.fileno()],
                                        stdin=subprocess.DEVNULL, start_new_session=True)
@@ -99,8 +108,9 @@ class Forks:
         return Forked(args, os.fdopen(str_), os.fdopen(inw, "w") if stdin else None, os.fdopen(outr), os.fdopen(errr))
 
     def close(self):
-        self.socket.close()
-        self.parent.wait(100)
+        if self.parent:
+            self.socket.close()
+            self.parent.wait(100)
 
 
 def serve(calls):
@@ -138,7 +148,7 @@ def run(call):
     os.environ.update(call["env"])
     os.chdir(call["cwd"])
     sys.argv = call["args"]
-    sys.path[0] = str(pathlib.Path(sys.argv[0]).parent)
+    sys.path[:1] = [str(pathlib.Path(sys.argv[0]).parent), *filter(None, call["env"].get("PYTHONPATH", "").split(os.pathsep))]
     main = types.ModuleType("__main__")
     main.__file__ = sys.argv[0]
     sys.modules["__main__"] = main
@@ -160,14 +170,29 @@ def compile_package():
     importlib.machinery.SourceFileLoader.source_to_code = source_to_code
 
 
-if __name__ == "__main__":
-    import gc
-    import importlib.machinery
-
-    import torch  # noqa: F401
-
+def begin(calls):
+    """Imports what programs need, and serves. Returns in programs, when they have ended."""
     for name in MORE:
         importlib.import_module(name)
     compile_package()
     gc.freeze()  # else each program looks through all of PyTorch once more when it ends
-    run(serve(socket.socket(fileno=int(sys.argv[1]))))
+    run(serve(calls))
+
+
+def warm_up():
+    """From here on all programs are forks of this process, as it is now."""
+    global warm
+    calls, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        calls.close()
+        os.setsid()
+        begin(theirs)
+        sys.exit()
+    theirs.close()
+    warm = calls
+
+
+if __name__ == "__main__":
+    import torch  # noqa: F401
+
+    begin(socket.socket(fileno=int(sys.argv[1])))
