@@ -278,9 +278,9 @@ QUICK = -m 'not slow$(if $(LONG),, and not long)'
 
 # Much of a test is waiting: so these run side by side, and the unit tests one by one beside them. Each says what it has to say when it
 # has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.
-# Where the disk matters (the worker by itself, faults, sizes of blocks) they have their files there, like the unit tests; the others have
-# them in memory: see tests/retry.sh.
-ON_DISK := worker fault torch1 package3
+# Where the disk matters (the worker by itself, faults, sizes of blocks, the page cache) sets have their files there, like the unit tests;
+# the others have them in memory: see tests/retry.sh.
+ON_DISK := worker fault torch1 package3 api3
 STREAMS := torch1 torch2 package1 package2 package3 page s3 worker fault api1 api2 api3 api4
 SETS ?= 15
 # Tests of the API that need PyTorch are where it is imported anyhow.
