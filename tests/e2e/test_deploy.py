@@ -159,6 +159,86 @@ def test_the_seccomp_profile_is_docker_s_with_io_uring(tmp_path):
     assert out.returncode == 1 and "not Docker's" in out.stdout
 
 
+def kubernetes():
+    """Each document of the kit by kind."""
+    return {d["kind"]: d for f in sorted((DEPLOY / "kubernetes").glob("*.yaml")) for d in yaml.safe_load_all(f.read_text())}
+
+
+def test_the_kubernetes_kit_fits_together(tmp_path):
+    kit = kubernetes()
+    assert set(kit) == {"Namespace", "ConfigMap", "Secret", "DaemonSet", "Service", "ServiceMonitor", "PodDisruptionBudget", "Job"}
+    name = kit["Namespace"]["metadata"]["name"]
+    assert all(d["metadata"]["namespace"] == name for k, d in kit.items() if k != "Namespace")
+    pod = kit["DaemonSet"]["spec"]["template"]
+    labels = pod["metadata"]["labels"]
+    for selector in (kit["DaemonSet"]["spec"]["selector"]["matchLabels"], kit["Service"]["spec"]["selector"],
+                     kit["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]):
+        assert selector.items() <= labels.items()
+    assert kit["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items() <= kit["Service"]["metadata"]["labels"].items()
+    assert kit["ServiceMonitor"]["spec"]["endpoints"][0]["authorization"]["credentials"]["key"] in kit["Secret"]["stringData"]
+    for spec in (pod["spec"], kit["Job"]["spec"]["template"]["spec"]):
+        volumes = {v["name"]: v for v in spec["volumes"]}
+        for c in [*spec.get("initContainers", []), *spec["containers"]]:
+            assert all(m["name"] in volumes for m in c["volumeMounts"]), c["name"]
+            assert c["securityContext"]["capabilities"]["drop"] == ["ALL"] and c["securityContext"]["readOnlyRootFilesystem"]
+        assert volumes["shm"]["hostPath"]["path"] == "/dev/shm" and volumes["run"]["hostPath"]["path"] == "/run/dcpd"
+        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+    dcpd = pod["spec"]["containers"][0]
+    assert dcpd["livenessProbe"]["httpGet"]["path"] == "/livez" and dcpd["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    wait = int(re.search(r"--wait (\d+)s", dcpd["lifecycle"]["preStop"]["exec"]["command"][2]).group(1))
+    conf = kit["ConfigMap"]["data"]["dcpd.conf"]
+    drain = int(re.search(r"drain-timeout = (\d+)s", conf).group(1))
+    assert pod["spec"]["terminationGracePeriodSeconds"] > wait + drain
+    for path in ("/checkpoints", "/var/lib/dcpd", "/run/dcpd"):
+        (tmp_path / path.strip("/")).mkdir(parents=True)
+    (tmp_path / "dcpd.conf").write_text(re.sub(r"(?<![\w.])/(checkpoints|var|run)\b", rf"{tmp_path}/\1", conf)
+                                        .replace("allow-group = dcpd", "allow-group = root"))
+    out = run(BIN / "dcpd", "--config", tmp_path / "dcpd.conf", "--check-config")
+    assert out.returncode == 0, out.stdout
+
+
+@pytest.mark.slow
+def test_kubernetes_schemas_accept_the_kit():
+    venv = run(TOP / "tests/venv.sh", TOP / "tests/lib/requirements-deploy.txt", env=os.environ).stdout.splitlines()[-1]
+    files = [f for f in sorted((DEPLOY / "kubernetes").glob("*.yaml")) if f.name != "servicemonitor.yaml"]  # a kind of an operator's
+    out = run(f"{venv}/bin/kubernetes-validate", "--strict", *files)
+    assert out.returncode == 0 and out.stdout.count(" passed ") == len(files), out.stdout
+
+
+def slurm(tmp_path, script, exits, lines=None):
+    """Runs a Slurm script with a dcpctl that exits as `exits` says by run; what it was called with, and the exit status."""
+    bin_folder, runs = tmp_path / "bin", tmp_path / "runs"
+    bin_folder.mkdir(exist_ok=True)
+    (bin_folder / "logger").write_text('#!/bin/sh\necho "$@" >>"$LOG"\n')
+    (bin_folder / "dcpctl").write_text(f'#!/bin/sh\necho "dcpctl $*" >>"$LOG"\ncase "$2" in {exits} esac\n')
+    for f in bin_folder.iterdir():
+        f.chmod(0o755)
+    if lines is not None:
+        runs.mkdir(exist_ok=True)
+        (runs / "7").write_text(lines)
+    log = tmp_path / "log"
+    log.write_text("")
+    env = {"PATH": f"{bin_folder}:/usr/bin:/bin", "LOG": str(log), "RUNS_FOLDER": str(runs), "WAIT": "5s", "SLURM_JOB_ID": "7",
+           "SLURM_JOB_UID": str(os.getuid())}
+    out = run(DEPLOY / "slurm" / script, env=env)
+    return out.returncode, log.read_text(), (runs / "7").exists()
+
+
+def test_slurm_s_prolog_wants_a_daemon_and_makes_the_job_s_file(tmp_path):
+    assert slurm(tmp_path, "prolog.sh", "*) exit 3;;")[::2] == (1, False)
+    assert slurm(tmp_path, "prolog.sh", "*) exit 0;;")[::2] == (0, True)
+    assert (tmp_path / "runs/7").stat().st_mode & 0o777 == 0o600
+
+
+def test_slurm_s_epilog_keeps_the_node_until_all_is_durable_and_trusts_no_line(tmp_path):
+    assert slurm(tmp_path, "epilog.sh", "*) exit 0;;") == (0, "", False)
+    code, log, left = slurm(tmp_path, "epilog.sh", "*) exit 0;;", "main:run1\n--url http://evil\n$(touch x)\nmain:a b\n")
+    assert code == 0 and not left and "dcpctl drain main:run1 --wait 5s\n" in log and "dcpctl drain main:a b --wait 5s\n" in log
+    assert log.count("dcpctl") == 2 and log.count("names no run") == 2
+    code, log, left = slurm(tmp_path, "epilog.sh", "main:b) exit 4;; *) exit 5;;", "main:a\nmain:b\n")
+    assert code == 1 and left and "main:a has failed" in log and "main:b are not durable" in log
+
+
 def heavy(script, *arguments):
     """A script that says 77 where this machine cannot run it, with the reason in its last line."""
     out = run(TOP / "tests/e2e" / script, *arguments, timeout=1200)

@@ -1,0 +1,11 @@
+#!/bin/bash
+# prolog.sh: Slurm's Prolog= on a node with dcpd, as root. Without a dcpd that answers it fails, and Slurm drains the node and starts the
+# job elsewhere. It makes the file in which the job may name its runs, one STORAGE:RUN a line, for epilog.sh:
+#
+#     echo main:run1 >> "/run/dcpd-slurm/$SLURM_JOB_ID"
+set -eu
+folder=${RUNS_FOLDER:-/run/dcpd-slurm}
+[[ $SLURM_JOB_ID =~ ^[0-9]+$ ]]
+dcpctl status --timeout 20s >/dev/null || { logger -t dcpd-prolog "job $SLURM_JOB_ID: no dcpd answers here"; exit 1; }
+install -d -m 0755 "$folder"
+install -m 0600 -o "$SLURM_JOB_UID" /dev/null "$folder/$SLURM_JOB_ID"
