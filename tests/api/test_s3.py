@@ -1,6 +1,7 @@
 """Checkpoints in object storage: whole jobs on SeaweedFS, with its rules: no rename, no locks, and a commit that is a conditional PUT."""
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -178,10 +179,35 @@ def test_copy_there_and_back(d, s3):
     loads(d, back, images, "main")
     refused = d.api.fails("replicate", "checkpoint_exists", source=ref("main", name), target=ref("s3", there))
     assert refused
-    d.api.fails("replicate", "overwrite_unsupported", source=ref("main", name), target=ref("s3", there), options={"overwrite": True})
-    loads(d, there, images)
     d.api.run("delete", target=ref("s3", there))
     assert s3.keys(there) == []
+
+
+def test_a_copy_replaces(d, s3):
+    """Files of the same names, more of them and fewer, folders; and a checkpoint of another format."""
+    names, images = zip(*(saved(d, storage="main", size=size, world=world) for size, world in ((9 * MB, 1), (3000, 3), (9 * MB, 2))))
+    there = f"copy/{lib.fresh()}"
+    for i, name in enumerate(names):
+        below = d.storages["main"] / name / "tokenizer"
+        below.mkdir()
+        (below / "vocab.json").write_text(name)
+        (below / f"only-{i}").write_text("")
+        done = d.ctl("cp", f"main:{name}", f"s3:{there}", *(["--overwrite"] if i else []))
+        assert done.returncode == 0, done.stderr
+        loads(d, there, images[i])
+        verified = d.api.run("verify", source=ref("s3", there), level="values")["result"]
+        assert verified["unverified_bytes"] == 0, verified
+        keys = s3.keys(there)
+        assert {"__0_0.distcp", ".metadata", "tokenizer/vocab.json", f"tokenizer/only-{i}"} <= set(keys)
+        assert sum(k.endswith(".distcp") for k in keys) == len(images[i]) and f"tokenizer/only-{i - 1}" not in keys, keys
+    source = Crafted(d.storages["main"])
+    d.api.run("reshard", source=source.ref, target={**ref("s3", there), "format": "safetensors", "max_file_bytes": 4000},
+              options={"overwrite": True})
+    assert d.api.get(d.api.storage_path("s3", there)).ok(200)["format"] == "safetensors"
+    assert not any(".distcp" in k or ".metadata" in k or "tokenizer" in k for k in s3.keys(there))
+    assert d.ctl("cp", f"main:{names[0]}", f"s3:{there}", "--overwrite").returncode == 0
+    loads(d, there, images[0])
+    lib.wait_for(lambda: s3.keys(".dcpd") == [], 10, "marks of attempts gone")
 
 
 def test_copy_of_what_was_saved_there(d, s3):
@@ -389,3 +415,146 @@ def test_aliases(d):
         assert shown.returncode == 0, shown.stderr
     assert d.ctl("alias", f"s3:{run}", "best0", "--remove").returncode == 0
     assert d.ctl("show", f"s3:{run}@best0").returncode != 0
+
+
+def big(world, seed, changed=()):
+    """Images of ranks with tensors of files of their own."""
+    def tensor(rank, i):
+        return random.Random(f"{seed} {rank} {i} {(rank, i) in changed}").randbytes((MB, 3 * MB + 5, 9 * MB)[i])
+
+    return [lib.image({f"rank{r}.{i}": ("U8", [len(b)], b) for i in range(3) for b in [tensor(r, i)]}) for r in range(world)]
+
+
+def test_incremental(d, s3, s3_server):
+    """What the step before has is copied by the server: of it no byte is sent, and both stand alone."""
+    run, seed = f"inc/{lib.fresh()}", lib.fresh()
+
+    def step(i, changed, **more):
+        return saved(d, f"{run}/step-{i}", images=big(2, seed, changed), options={"incremental": True, **more})
+
+    def result():
+        return d.api.get("/v1/jobs?page_size=1").ok(200)["jobs"][0]["result"]
+
+    def tensors(*some):
+        return sum((MB, 3 * MB + 5, 9 * MB)[i] for i in some)
+
+    first, images = step(1, ())
+    assert result()["bytes_shared"] == 0
+    second, images = step(2, [(1, 2)])
+    r = result()
+    shared = tensors(0, 1, 2, 0, 1)
+    assert shared <= r["bytes_shared"] < shared + 128 * 1024 and r["incremental"] == {"how": "copy", "parent": ref("s3", first)}, r
+    assert not set(s3.keys(first)) & set(s3.keys(second)) - {".metadata"}
+    d.api.run("delete", target=ref("s3", first))
+    loads(d, second, images)
+    verified = d.api.run("verify", source=ref("s3", second), level="values")["result"]
+    assert verified["verified_bytes"] > 0 and verified["unverified_bytes"] == 0, verified
+    count = len(s3.keys(second))
+    _, images = step(2, [(0, 0)], overwrite=True)
+    r = result()
+    assert r["bytes_shared"] >= tensors(1, 2, 0, 1), r
+    loads(d, second, images)
+    lib.wait_for(lambda: len(s3.keys(second)) == count, 10, "the objects of one attempt")
+
+
+def trashed(d, name, time="1h"):
+    job = d.api.wait(d.api.delete(d.api.storage_path("s3", name) + f"?trash={time}").ok(202))
+    assert job["state"] == "succeeded" and job["result"]["trash"]["id"] == job["id"], job
+    assert name not in names(d)
+    return job["id"]
+
+
+def undelete(d, name, **body):
+    return d.api.post(d.api.storage_path("s3", name, ":undelete"), body or None)
+
+
+def in_trash(d, name):
+    return [e["id"] for e in d.api.get(f"/v1/storages/s3/trash?name={name.replace('/', '%2F')}").ok(200)["trash"]]
+
+
+def test_trash(d, s3):
+    """Two of one name go and come back; what lies there meanwhile is neither's."""
+    name, first_images = saved(d, f"trash/{lib.fresh()}", size=9 * MB)
+    first_keys = set(s3.keys(name))
+    first = trashed(d, name)
+    assert set(s3.keys(name)) == first_keys - {".metadata"}, "data stays where it is"
+    _, images = saved(d, name)
+    undelete(d, name).problem("checkpoint_exists", status=409)
+    second = trashed(d, name)
+    assert in_trash(d, name) == [second, first]
+    undelete(d, name, id="01").problem("not_found")
+    assert undelete(d, name).ok(200)["id"] == second
+    loads(d, name, images)
+    d.api.run("delete", target=ref("s3", name))
+    assert undelete(d, name).ok(200)["id"] == first
+    loads(d, name, first_images)
+    verified = d.api.run("verify", source=ref("s3", name), level="values")["result"]
+    assert verified["verified_bytes"] > 0 and verified["unverified_bytes"] == 0, verified
+    assert set(s3.keys(name)) == first_keys and in_trash(d, name) == []
+    undelete(d, name).problem("not_found", status=404)
+    trashed(d, name, "1s")
+    lib.wait_for(lambda: s3.keys(name) == [] and s3.keys(".dcpd/trash") == [], 30, "the end of its time")
+    undelete(d, name).problem("not_found", status=404)
+
+
+def test_trash_of_copies_and_files(d, s3):
+    """Files of given names make room for others of these names, folders too; one object is moved."""
+    local, images = saved(d, storage="main", size=9 * MB)
+    (d.storages["main"] / local / "tokenizer").mkdir()
+    (d.storages["main"] / local / "tokenizer/words").write_text("one two")
+    (d.storages["main"] / local / "tokenizer/none").write_text("")
+    name, file = f"trash/{lib.fresh()}", f"trash/{lib.fresh()}.safetensors"
+    assert d.ctl("cp", f"main:{local}", f"s3:{name}").returncode == 0
+    keys = set(s3.keys(name))
+    trashed(d, name)
+    assert not {k for k in s3.keys(name) if not k.startswith(".dcpd")}
+    assert d.ctl("cp", f"main:{local}", f"s3:{name}").returncode == 0
+    undelete(d, name).problem("checkpoint_exists", status=409)
+    d.api.run("delete", target=ref("s3", name))
+    undelete(d, name).ok(200)
+    loads(d, name, images)
+    assert set(s3.keys(name)) == keys
+    verified = d.api.run("verify", source=ref("s3", name), level="values")["result"]
+    assert verified["verified_bytes"] > 0 and verified["unverified_bytes"] == 0, verified
+    source = Crafted(d.storages["main"])
+    d.api.run("reshard", source=source.ref, target={**ref("s3", file), "format": "safetensors"})
+    trashed(d, file)
+    assert s3.keys("trash/" + file.split("/")[1]) == []
+    undelete(d, file).ok(200)
+    assert d.api.run("verify", source=ref("s3", file))["state"] == "succeeded"
+    for one in (name, file):
+        trashed(d, one, "1s")
+    lib.wait_for(lambda: s3.keys(name) == [] and s3.keys(".dcpd/trash") == [], 30, "the end of their time")
+
+
+def damage(s3, name, file, offset):
+    """Another byte in the middle of an object, which is marked as before."""
+    s3.run("o = s3.get_object(Bucket=bucket, Key=args[0]); b = bytearray(o['Body'].read()); b[int(args[1])] ^= 1; "
+           "s3.put_object(Bucket=bucket, Key=args[0], Body=bytes(b), Metadata=o['Metadata'])", f"{s3.prefix}/{name}/{file}", offset)
+
+
+@pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_repair(d, s3, given):
+    """Damaged bytes of data, manifest and metadata are made good, in the objects that they are in, and the rest is not sent."""
+    good, images = saved(d, storage="main", size=20 * MB)
+    name = f"repair/{lib.fresh()}"
+    if given:
+        assert d.ctl("cp", f"main:{good}", f"s3:{name}").returncode == 0
+    else:
+        saved(d, name, images=images)
+    keys = s3.keys(name)
+    data = sorted(k for k in keys if k.endswith(".distcp"))
+    for file, offset in ((data[0], 9 * MB), (data[1], 100), (data[1], 15 * MB)):
+        damage(s3, name, file, offset)
+    d.api.fails("verify", "digest_mismatch", source=ref("s3", name), level="digest")
+    done = d.api.run("repair", target=ref("s3", name), **{"from": ref("main", good)})["result"]
+    assert done["whole"] and done["changed"], done
+    loads(d, name, images)
+    for file in [k for k in keys if k.endswith(".metadata")] + [k for k in keys if k.endswith("dcpd.json")]:
+        damage(s3, name, file, 200)
+        done = d.api.run("repair", target=ref("s3", name))["result"]
+        assert done["whole"] and done["changed"], (file, done)
+        loads(d, name, images)
+    assert not {k for k in s3.keys(name) if "notes" not in k} - set(keys)
+    d.api.run("delete", target=ref("s3", name))
+    assert s3.keys(name) == []

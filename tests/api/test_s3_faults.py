@@ -9,7 +9,7 @@ import time
 import pytest
 from crafted import Crafted
 from s3_server import Fake, Proxy, Tool
-from test_s3 import MB, loads, names, options, ref, saved, state
+from test_s3 import MB, big, in_trash, loads, names, options, ref, saved, state, undelete
 
 import dcpd as lib
 
@@ -305,6 +305,68 @@ def test_a_copy_that_is_killed_leaves_its_name_free(d, proxy, s3):
     saved(d, there)
 
 
+@pytest.mark.parametrize("step", ["claim", "file", "commit", pytest.param("clear", marks=pytest.mark.long)])
+def test_a_copy_that_replaces_and_is_killed_goes_on(d, other, proxy, s3, step):
+    """Old files are gone from the first file on: the new checkpoint is made of what is on the server. Before, the old one stays."""
+    local, newer = saved(d, storage="main", size=9 * MB), saved(d, storage="main", size=9 * MB)
+    there, commits, struck, seen = f"killed/{lib.fresh()}", [], threading.Event(), []
+    before = set(s3.keys(".dcpd/"))
+    assert d.ctl("cp", f"main:{local[0]}", f"s3:{there}").returncode == 0
+
+    def fault(verb, path, _):
+        commits.extend([path] if verb == "PUT" and path.endswith(f"{there}/.metadata") and "uploadId" not in path else [])
+        completes = verb == "POST" and "uploadId" in path and f"{there}/" in path
+        if struck.is_set() or not {"claim": len(commits) == 1 and verb == "PUT" and path.endswith(".metadata"),
+                                   "file": completes and "__1_0" in path, "commit": completes and ".metadata" in path,
+                                   "clear": verb == "POST" and "?delete" in path}[step]:
+            return None
+        seen.append(names(other))
+        struck.set()
+        return "cut"
+
+    proxy.fault = fault
+    job = d.api.submit("replicate", source=ref("main", newer[0]), target=ref("s3", there), options={"overwrite": True})["id"]
+    assert struck.wait(30)
+    d.kill_workers()
+    end = d.api.wait(job, 60)
+    loads(d, there, newer[1] if end["state"] == "succeeded" or step != "claim" else local[1])
+    verified = d.api.run("verify", source=ref("s3", there), level="values")["result"]
+    assert verified["unverified_bytes"] == 0 and verified["verified_bytes"] > 0, verified
+    if step != "claim":  # else it waits until no request of that process can come
+        lib.wait_for(lambda: set(s3.keys(".dcpd/")) <= before, 20, "marks of attempts gone")
+        assert len([k for k in s3.keys(f"{there}/") if "notes" not in k]) == 5
+    assert there not in seen[0] or step in ("claim", "clear"), "nobody sees files of both"
+
+
+def test_a_copy_replaces_through_a_bad_network(d, proxy, s3):
+    copies = [saved(d, storage="main", size=9 * MB) for _ in range(2)]
+    there, rng = f"bad/{lib.fresh()}", random.Random(lib.fresh())
+    proxy.fault = lambda *_: rng.choice(HARMLESS) if rng.random() < 0.15 else None
+    for i, (name, images) in enumerate(copies * 2):
+        d.api.run("replicate", source=ref("main", name), target=ref("s3", there), options={"overwrite": i > 0})
+        loads(d, there, images)
+
+
+def test_of_a_copy_and_a_save_that_replace_one_wins(d, other, proxy):
+    """Another's commit comes before the claim: the copy replaces that one; behind it: the save is refused, and the copy is there."""
+    for when in (1, 2):
+        (local, images), (there, _) = saved(d, storage="main"), saved(other)
+        tries, errors = [], []
+
+        def fault(verb, path, _):
+            if verb == "PUT" and path.endswith(f"{there}/.metadata") and "uploadId" not in path or \
+                    verb == "POST" and "uploadId" in path and f"{there}/.metadata" in path:
+                tries.append(path)
+                if len(tries) == when:
+                    errors.append(problem(other, state(), there, options={"overwrite": True}))
+
+        proxy.fault = fault
+        d.api.run("replicate", source=ref("main", local), target=ref("s3", there), options={"overwrite": True})
+        proxy.fault = lambda *_: None
+        assert (errors[0] is None) == (when == 1), errors
+        loads(d, there, images)
+
+
 def test_a_mark_that_cannot_be_read_ends_no_sweep(d, s3, tmp_path):
     """The first of all marks is no JSON: what a killed delete left behind it is swept all the same."""
     name, _ = saved(d)
@@ -506,3 +568,142 @@ def test_keys_that_may_only_read(tmp_path, proxy, s3_server, place, d):
         assert error["code"] == "forbidden" and "AccessDenied" in error["detail"], error
     finally:
         reader.discard()
+
+
+def test_a_parent_that_is_replaced_while_it_is_shared(d, other, proxy):
+    """The server's condition tells: what was to be copied is written, and nothing of the other checkpoint comes along."""
+    run, seed, done = f"inc/{lib.fresh()}", lib.fresh(), []
+    first, _ = saved(d, f"{run}/step-1", images=big(1, seed), options={"incremental": True})
+
+    def fault(verb, path, _):
+        if verb == "PUT" and f"{run}/step-2/__0_" in path and not done:
+            done.append(path)
+            saved(other, first, images=big(1, f"{seed} other"), options={"overwrite": True})
+
+    proxy.fault = fault
+    second, images = saved(d, f"{run}/step-2", images=big(1, seed, [(0, 1)]), options={"incremental": True})
+    proxy.fault = lambda *_: None
+    assert done
+    loads(d, second, images)
+
+
+def test_copies_on_the_server_through_a_bad_network(d, proxy):
+    run, seed, rng = f"inc/{lib.fresh()}", lib.fresh(), random.Random(lib.fresh())
+    saved(d, f"{run}/step-0", images=big(1, seed), options={"incremental": True})
+    proxy.fault = lambda *_: rng.choice(HARMLESS) if rng.random() < 0.2 else None
+    for i in range(1, 4):
+        name, images = saved(d, f"{run}/step-{i}", images=big(1, seed, [(0, i - 1)]), options={"incremental": True})
+        loads(d, name, images)
+
+
+def trash(d, name):
+    return d.api.delete(d.api.storage_path("s3", name) + "?trash=1h").ok(202)["id"]
+
+
+def copy_or_save(d, kind):
+    name, images = saved(d, storage="main" if kind == "copy" else "s3")
+    if kind == "copy":
+        local, name = name, f"trash/{lib.fresh()}"
+        assert d.ctl("cp", f"main:{local}", f"s3:{name}").returncode == 0
+    return name, images
+
+
+@pytest.mark.parametrize("step, kind", [("entry", "save"), ("claim", "save"), ("kept", "copy"), ("end", "save"),
+                                        pytest.param("entry", "copy", marks=pytest.mark.long),
+                                        pytest.param("claim", "copy", marks=pytest.mark.long),
+                                        pytest.param("end", "copy", marks=pytest.mark.long)])
+def test_a_removal_into_the_trash_that_is_killed(d, proxy, s3, step, kind):
+    """It is there or in the trash, whole, and never in both places or in none."""
+    (name, images), struck = copy_or_save(d, kind), threading.Event()
+    before, seen = set(s3.keys(".dcpd/at/")), []
+
+    def fault(verb, path, _):
+        puts = verb == "PUT"
+        seen.extend([path] if puts and path.endswith("/about") else [])
+        if not struck.is_set() and {"entry": puts and ".dcpd/trash" in path and path.endswith("/commit"),
+                                    "claim": puts and path.endswith(f"{name}/.metadata"),
+                                    "kept": puts and path.endswith("/about") and len(seen) == 3,
+                                    "end": verb == "DELETE" and path.endswith(f"{name}/.metadata")}[step]:
+            struck.set()
+            return "lost" if step == "claim" else "cut"
+
+    proxy.fault = fault
+    job = trash(d, name)
+    assert struck.wait(20)
+    d.kill_workers()
+    proxy.fault = lambda *_: None
+    end = d.api.wait(job, 60)
+    gone = end["state"] == "succeeded"
+    assert (name not in names(d)) == gone and in_trash(d, name) == ([job] if gone else []), end
+    if gone:
+        assert undelete(d, name).ok(200)["id"] == job
+    loads(d, name, images)
+    if step != "entry":
+        lib.wait_for(lambda: set(s3.keys(".dcpd/at/")) <= before, 20, "marks of attempts gone")
+    d.api.run("delete", target=ref("s3", name))
+
+
+def test_an_undelete_that_is_killed(d, proxy, s3):
+    """Before its commit the checkpoint is in the trash again, behind it is there, when no request of the one that died can come."""
+    for kind, point in (("copy", "commit"), ("save", "commit"), ("save", "behind")):
+        (name, images), struck = copy_or_save(d, kind), threading.Event()
+        job = trash(d, name)
+        d.api.wait(job)
+
+        def fault(verb, path, _):
+            completes = verb == "POST" and "uploadId" in path and f"{name}/.metadata" in path
+            if not struck.is_set() and (completes if point == "commit" else verb == "DELETE" and "/trash/" in path):
+                struck.set()
+                return "cut"
+
+        proxy.fault = fault
+        proxy.age = 0
+        asks = threading.Thread(target=undelete, args=(d, name))
+        asks.start()
+        assert struck.wait(20)
+        d.kill()
+        asks.join()
+        proxy.fault = lambda *_: None
+        proxy.age = 16 * 60
+        d.start()
+        back = point == "behind"
+        lib.wait_for(lambda: (name in names(d), in_trash(d, name)) == (back, [] if back else [job]), 30, f"{point} of a {kind}")
+        proxy.age = 0
+        if not back:
+            assert undelete(d, name).ok(200)["id"] == job
+        loads(d, name, images)
+        d.api.run("delete", target=ref("s3", name))
+
+
+def test_of_an_undelete_and_a_save_one_wins(d, other, proxy):
+    """The save comes before the commit of the undelete: the checkpoint stays in the trash."""
+    (name, images), done = copy_or_save(d, "save"), []
+    job = trash(d, name)
+    d.api.wait(job)
+
+    def fault(verb, path, _):
+        if verb == "POST" and "uploadId" in path and f"{name}/.metadata" in path and not done:
+            done.append(saved(other, name))
+
+    proxy.fault = fault
+    undelete(d, name).problem("checkpoint_exists", status=409)
+    proxy.fault = lambda *_: None
+    loads(d, *done[0])
+    assert in_trash(d, name) == [job]
+    d.api.run("delete", target=ref("s3", name))
+    undelete(d, name).ok(200)
+    loads(d, name, images)
+
+
+def test_of_many_that_undelete_one_wins(d, other):
+    for _ in range(3):
+        name, images = saved(d, f"trash/{lib.fresh()}")
+        d.api.wait(trash(d, name))
+        said = []
+        threads = [threading.Thread(target=lambda x=x: said.append(undelete(x, name).status)) for x in (d, other, d, other)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert said.count(200) == 1 and set(said) <= {200, 404, 409}, said
+        loads(d, name, images)

@@ -196,11 +196,11 @@ static enum err resume(void)           /* resume KEY ID: lists its parts, to go 
 	return OK;
 }
 
-static enum err copy(void)             /* copy FROM TO ETAG */
+static enum err copy(void)             /* copy FROM TO ETAG MARK */
 {
 	char etag[S3_ETAG_MAX];
 
-	TRY(s3_copy(s3, word[1], arg(3), word[2], NULL, etag));
+	TRY(s3_copy(s3, word[1], arg(3), word[2], arg(4), NULL, etag));
 	printf("ok %s\n", etag);
 	return OK;
 }

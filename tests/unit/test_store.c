@@ -1,197 +1,14 @@
 /* Conformance tests of the store face (store/store.h). Two stores pass the same tests: posix, and an object store in memory
  * (lib/t_objects.h) without rename, directories or descriptors. */
-#include "lib/t_worker.h"
+#include "lib/t_store.h"
 
 #include <pthread.h>
 
 #include "base/clock.h"
-#include "lib/t_objects.h"
 #include "store/aliases.h"
 #include "store/kept_trash.h"
-#include "store/notes.h"
 
 enum { WRITERS = 8, TURNS = 20 };
-
-static struct t_worker t;
-static struct store *store;            /* the one that is tested: "main" of t */
-
-static enum err gone_if(const struct store_job *by, const struct ref *ref, const struct commit_removal *how)
-{
-	struct commit_removed removed;
-
-	enum err e = commit_delete(by, ref, how, &removed);
-	mem_free(removed.about);
-	return e;
-}
-
-static enum err gone(const struct store_job *by, const struct ref *ref)
-{
-	return gone_if(by, ref, &(struct commit_removal){ 0 });
-}
-
-static int setup_posix(void **state)
-{
-	(void)state;
-	t_worker_make(&t);
-	store = &t.w.stores.v[0];
-	return 0;
-}
-
-static int setup_objects(void **state)
-{
-	(void)setup_posix(state);
-	close(store->top);
-	store->ops = &objects_ops;
-	T_OK(store->ops->open(store, NULL));
-	return 0;
-}
-
-static int teardown_posix(void **state)
-{
-	(void)state;
-	t_worker_remove(&t);
-	return 0;
-}
-
-static int teardown_objects(void **state)
-{
-	objects_free(store);
-	store->top = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* t_worker closes one */
-	return teardown_posix(state);
-}
-
-/* A server of object storage that the environment names: DCPD_TEST_S3 is its endpoint, and a bucket "tests" is there. */
-static int setup_s3(void **state)
-{
-	CLEANUP(json_decrefp) json_t *options = json_pack("{s:s*}", "endpoint", getenv("DCPD_TEST_S3"));
-	static unsigned turn;
-	char location[64];
-
-	(void)setup_posix(state);
-	close(store->top);
-	snprintf(location, sizeof location, "s3://tests/conform-%d-%u", (int)getpid(), turn++);
-	T_OK(store_open(store, &(struct store_place){ location, 0600, (gid_t)-1, options }));
-	return 0;
-}
-
-static int teardown_s3(void **state)
-{
-	store->top = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	return teardown_posix(state);
-}
-
-/* ---- helpers ---- */
-
-static enum err open_as(const char *job, const char *name, bool overwrite, struct staging *s)
-{
-	struct store_job by = { .stores = &t.w.stores, .id = job, .attempt = 1, .uid = geteuid() };
-	struct spec spec = { .target = ref_checkpoint("main", name), .overwrite = overwrite, .sync_files = true };
-
-	return staging_open(&by, &spec, s);
-}
-
-/* One data file with the job's name in it, .metadata, and a manifest. */
-static void fill(struct staging *s)
-{
-	char manifest[128], data[FORMAT_FILE_MAX];
-	int n = snprintf(manifest, sizeof manifest, "{\"dcpd\":1,\"job\":\"%s\"}", s->by.id);
-
-	format_dcp_payload(0, s->number, data);
-	T_OK(staging_put_file(s, data, s->by.id, strlen(s->by.id)));
-	T_OK(staging_put_file(s, DCP_METADATA, s->by.id, strlen(s->by.id))); /* names its files: no two are equal */
-	T_OK(staging_put_file(s, MANIFEST_NAME, manifest, (uint64_t)n));
-}
-
-static enum err save(const char *job, const char *name, bool overwrite)
-{
-	struct staging s = { .name = "" };
-
-	enum err e = open_as(job, name, overwrite, &s);
-	if (!e) {
-		fill(&s);
-		e = staging_commit(&s, overwrite);
-	}
-	staging_close(&s);
-	return e;
-}
-
-static bool is_there(const char *name)
-{
-	struct stat st;
-
-	enum err e = store_stat(store_top(store), name, &st);
-	assert_true(!e || e == ERR_NOT_FOUND);
-	err_clear();
-	return !e;
-}
-
-static enum err take_data(void *user, const char *name, unsigned char d_type)
-{
-	(void)d_type;
-	if (strncmp(name, "__0_", 4) == 0)
-		snprintf(user, FORMAT_FILE_MAX, "%s", name);
-	return OK;
-}
-
-static void assert_job(const char *name, const char *job)
-{
-	char data[FORMAT_FILE_MAX] = "";
-	struct store_at dir;
-	void *bytes = NULL;
-	uint64_t n = 0;
-
-	T_OK(store_enter(store_top(store), name, &dir));
-	T_OK(store_list(dir, take_data, data));
-	T_OK(store_get(dir, data, 64, &bytes, &n, NULL));
-	assert_int_equal(n, strlen(job));
-	assert_memory_equal(bytes, job, n);
-	mem_free(bytes);
-	store_close(&dir);
-}
-
-/* Names of a folder that a user sees, sorted, each with a blank behind it. A folder that cannot be entered, for there is nothing in it that
- * is published, is none. */
-struct names {
-	char text[256];
-	bool all;
-	struct store_at at;
-};
-
-static enum err add_name(void *user, const char *name, unsigned char d_type)
-{
-	struct names *v = user;
-	char rest[256], *at = v->text;
-	struct store_at below;
-
-	if (name[0] == '.' && !v->all)
-		return OK;
-	if (d_type == DT_DIR && store_enter(v->at, name, &below) == ERR_NOT_FOUND)
-		return OK;
-	if (d_type == DT_DIR)
-		store_close(&below);
-	while (*at && strcmp(at, name) < 0)
-		at += strcspn(at, " ") + 1;
-	snprintf(rest, sizeof rest, "%s", at);
-	snprintf(at, sizeof v->text - (size_t)(at - v->text), "%.60s %.180s", name, rest);
-	return OK;
-}
-
-static void assert_names(const char *folder, bool all, const char *want)
-{
-	struct names v = { .all = all };
-	struct store_at at;
-
-	T_OK(store_enter(store_top(store), folder, &at));
-	v.at = at;
-	T_OK(store_list(at, add_name, &v));
-	store_close(&at);
-	assert_string_equal(v.text, want);
-}
-
-static void identity(const char *name, char out[IDENTITY_MAX])
-{
-	T_OK(identity_of(store_top(store), name, out));
-}
 
 /* ---- what is promised ---- */
 
@@ -605,6 +422,62 @@ static void test_a_trash_that_gives_back(void **state)
 	assert_trash(NULL, "\"checkpoints\":1");
 }
 
+struct wanting {
+	pthread_barrier_t *begin;
+	bool empties;
+	char id[8];
+	enum err e;
+};
+
+static void *want_entry(void *user)
+{
+	struct wanting *w = user;
+	const struct store_job by = { .stores = &t.w.stores, .id = w->id, .attempt = 1, .uid = geteuid() };
+
+	pthread_barrier_wait(w->begin);
+	w->e = w->empties ? store->ops->trash_empty(store, "D") : store->ops->trash_restore(&by, store, "D", "run/x");
+	return NULL;
+}
+
+/* Some want it back, some empty the trash: one has it, and the checkpoint is whole or gone. */
+static void test_of_many_one_has_the_entry(void **state)
+{
+	struct wanting w[WRITERS];
+	pthread_t threads[WRITERS];
+	pthread_barrier_t begin;
+
+	(void)state;
+	if (!store->ops->trash_list)
+		skip();
+	for (int turn = 0; turn < TURNS / 2; turn++) {
+		const struct ref x = ref_checkpoint("main", "run/x");
+		bool back = false;
+		int wins = 0;
+		T_OK(save("A", "run/x", false));
+		trash_it("D", "run/x", 3600000);
+		pthread_barrier_init(&begin, NULL, WRITERS);
+		for (int i = 0; i < WRITERS; i++) {
+			w[i] = (struct wanting){ .begin = &begin, .empties = i % 2 };
+			snprintf(w[i].id, sizeof w[i].id, "W%d", i);
+			assert_int_equal(pthread_create(&threads[i], NULL, want_entry, &w[i]), 0);
+		}
+		for (int i = 0; i < WRITERS; i++) {
+			pthread_join(threads[i], NULL);
+			assert_true(w[i].e == OK || w[i].e == ERR_NOT_FOUND || w[i].e == ERR_CHECKPOINT_EXISTS);
+			wins += w[i].e == OK;
+			back |= w[i].e == OK && !w[i].empties;
+		}
+		pthread_barrier_destroy(&begin);
+		assert_int_equal(wins, 1);
+		assert_int_equal(is_there("run/x"), back);
+		assert_trash(NULL, "\"checkpoints\":0");
+		if (!back)
+			continue;
+		assert_job("run/x", "A");
+		T_OK(gone(&(struct store_job){ .stores = &t.w.stores, .id = "E", .attempt = 1, .uid = geteuid() }, &x));
+	}
+}
+
 static void put_trash(const char *id, const char *until)
 {
 	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
@@ -629,7 +502,7 @@ static void test_a_trash_of_many(void **state)
 	int sweeps = 0;
 
 	(void)state;
-	if (!store->ops->trash_list)
+	if (store->ops != &posix_ops)
 		skip();
 	for (int i = 0; i < 400; i++) {
 		snprintf(id, sizeof id, "E%03d", i);
@@ -751,19 +624,125 @@ static void test_replaced_while_it_is_repaired(void **state)
 	struct store_job by = { .stores = &t.w.stores, .id = "R", .attempt = 1, .uid = geteuid() };
 	struct spec spec = { .target = ref_checkpoint("main", "x"), .sync_files = true };
 	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+	char data[FORMAT_FILE_MAX] = "";
 	struct staging s;
 
 	(void)state;
 	T_OK(save("A", "x", false));
 	T_OK(store_enter(store_top(store), "x", &dir));
+	T_OK(store_list(dir, take_data, data));
 	T_OK(staging_open_repair(&by, &spec, dir, &s));
-	T_OK(staging_put_file(&s, "__0_0.distcp", "R", 1));
+	T_OK(staging_put_file(&s, data, "R", 1));
 	T_OK(save("B", "x", true));
-	T_ERR(CHECKPOINT_REPLACED, staging_replace(&s, "__0_0.distcp"));
+	T_ERR(CHECKPOINT_REPLACED, staging_replace(&s, data));
 	assert_job("x", "B");
 	T_OK(gone(&by, &spec.target));
-	T_ERR(CHECKPOINT_REPLACED, staging_replace(&s, "__0_0.distcp"));
+	T_ERR(CHECKPOINT_REPLACED, staging_replace(&s, data));
 	staging_close(&s);
+}
+
+static void assert_file(const char *name, const char *file, const char *want)
+{
+	struct store_at dir;
+	void *bytes = NULL;
+	uint64_t n = 0;
+
+	T_OK(store_enter(store_top(store), name, &dir));
+	T_OK(store_get(dir, file, 64, &bytes, &n, NULL));
+	assert_int_equal(n, strlen(want));
+	assert_memory_equal(bytes, want, n);
+	mem_free(bytes);
+	store_close(&dir);
+}
+
+/* Data, manifest and metadata, each in one step; it stays the checkpoint that it was, and goes as one. */
+static void test_files_are_replaced_one_by_one(void **state)
+{
+	struct store_job by = { .stores = &t.w.stores, .id = "R", .attempt = 1, .uid = geteuid() };
+	struct spec spec = { .target = ref_checkpoint("main", "x"), .sync_files = true };
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+	char data[FORMAT_FILE_MAX] = "";
+	struct store_at part, old;
+	struct staging s;
+
+	(void)state;
+	T_OK(save("A", "x", false));
+	T_OK(store_enter(store_top(store), "x", &dir));
+	T_OK(store_list(dir, take_data, data));
+	T_OK(staging_open_repair(&by, &spec, dir, &s));
+	T_OK(store_open_file(dir, data, STORE_READ, &old));
+	T_OK(store_open_file(s.dir, data, STORE_WRITE | STORE_NEW, &part));
+	T_OK(store->ops->resize(part, 3, data));
+	if (store->ops->clone && store->ops->clones(s.dir))
+		T_OK(store->ops->clone(old, 0, part, 0, 1, data));
+	else
+		T_OK(store->ops->write(part, "A", 1, 0, data));
+	T_OK(store->ops->write(part, "R", 1, 2, data));
+	T_OK(store->ops->finish(&part, true, data));
+	store_close(&old);
+	T_OK(staging_put_file(&s, MANIFEST_NAME, "{\"dcpd\":1,\"job\":\"R\"}", 20));
+	T_OK(staging_put_file(&s, DCP_METADATA, "RR", 2));
+	T_OK(staging_replace(&s, data));
+	assert_file("x", DCP_METADATA, "A");
+	T_OK(staging_replace(&s, MANIFEST_NAME));
+	T_OK(staging_replace(&s, DCP_METADATA));
+	staging_close(&s);
+	T_OK(store_enter(store_top(store), "x", &old));
+	void *bytes = NULL;
+	uint64_t n = 0;
+	T_OK(store_get(old, data, 64, &bytes, &n, NULL));
+	assert_true(n == 3 && memcmp(bytes, "A\0R", 3) == 0);
+	mem_free(bytes);
+	store_close(&old);
+	assert_file("x", MANIFEST_NAME, "{\"dcpd\":1,\"job\":\"R\"}");
+	assert_file("x", DCP_METADATA, "RR");
+	by.id = "G";
+	T_OK(gone(&by, &spec.target));
+	assert_false(is_there("x"));
+	assert_names("", false, "");
+}
+
+/* A part is a published file, or a copy of one, if that is the one that was told. */
+static void test_a_part_that_is_a_published_file(void **state)
+{
+	static const char content[100000] = "of the parent";
+	CLEANUP(store_close) struct store_at parent = STORE_NOTHING;
+	char data[FORMAT_FILE_MAX], twin[FORMAT_FILE_MAX], manifest[] = "{\"dcpd\":1,\"job\":\"A\"}", got[14] = "";
+	struct staging s;
+	struct store_at file;
+	struct stat is;
+
+	(void)state;
+	if (!store->ops->link)
+		skip();
+	for (int i = 0; i < 2; i++) {
+		T_OK(open_as(i ? "B" : "A", i ? "y" : "x", false, &s));
+		format_dcp_payload(0, s.number, i ? twin : data);
+		if (!i) {
+			T_OK(staging_put_file(&s, data, content, sizeof content));
+		} else {
+			T_OK(store_enter(store_top(store), "x", &parent));
+			T_OK(store_stat(parent, data, &is));
+			is.st_size--;
+			T_ERR(CHECKPOINT_REPLACED, store->ops->link(parent, data, &is, s.dir, twin));
+			is.st_size++;
+			T_OK(store->ops->link(parent, data, &is, s.dir, twin));
+		}
+		T_OK(staging_put_file(&s, DCP_METADATA, s.by.id, 1));
+		T_OK(staging_put_file(&s, MANIFEST_NAME, manifest, sizeof manifest - 1));
+		T_OK(staging_commit(&s, false));
+		staging_close(&s);
+	}
+	struct store_job by = { .stores = &t.w.stores, .id = "G", .attempt = 1, .uid = geteuid() };
+	const struct ref x = ref_checkpoint("main", "x");
+	T_OK(gone(&by, &x));
+	store_close(&parent);
+	T_OK(store_enter(store_top(store), "y", &parent));
+	T_OK(store_open_file(parent, twin, STORE_READ, &file));
+	T_OK(store_stat(file, "", &is));
+	T_OK(store_read(file, got, 13, 0, ""));
+	store_close(&file);
+	assert_true(is.st_size == sizeof content && strcmp(got, content) == 0);
 }
 
 #define OF(kind, f) { #f " [" #kind "]", f, setup_##kind, teardown_##kind, NULL }
@@ -773,16 +752,18 @@ static void test_replaced_while_it_is_repaired(void **state)
 	OF(kind, test_replaced_is_what_was_looked_at_only), OF(kind, test_of_many_one_wins),                                    \
 	OF(kind, test_after_a_crash_nothing_is_visible_and_nothing_stays), OF(kind, test_a_sweep_takes_what_nobody_continues),  \
 	OF(kind, test_removed_is_gone), OF(kind, test_a_removal_with_a_condition), OF(kind, test_a_trash_that_gives_back),      \
-	OF(kind, test_a_trash_of_many), OF(kind, test_the_storage_itself)
+	OF(kind, test_of_many_one_has_the_entry), OF(kind, test_a_trash_of_many),                       \
+	OF(kind, test_a_part_that_is_a_published_file), OF(kind, test_the_storage_itself)
+#define OF_REPAIRS(kind) OF(kind, test_replaced_while_it_is_repaired), OF(kind, test_files_are_replaced_one_by_one)
 #define OF_EACH(kind) OF_EVERY(kind), OF(kind, test_who_reads_goes_on_reading), OF(kind, test_a_meeting_place)
 
 int main(void)
 {
-	const struct CMUnitTest remote[] = { OF_EVERY(s3), OF(s3, test_who_reads_is_told), OF(s3, test_objects_refuse_what_they_have_not) };
+	const struct CMUnitTest remote[] = { OF_EVERY(s3), OF(s3, test_who_reads_is_told), OF(s3, test_objects_refuse_what_they_have_not),
+					     OF(s3, test_what_is_held_stays), OF_REPAIRS(s3) };
 	const struct CMUnitTest tests[] = {
 		OF_EACH(posix), OF_EACH(objects), OF(objects, test_objects_refuse_what_they_have_not),
-		OF(posix, test_locations_name_their_store), OF(posix, test_what_is_held_stays),
-		OF(posix, test_replaced_while_it_is_repaired),
+		OF(posix, test_locations_name_their_store), OF(posix, test_what_is_held_stays), OF_REPAIRS(posix),
 	};
 
 	return getenv("DCPD_TEST_S3") ? cmocka_run_group_tests(remote, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,14 +10,19 @@
 static FALLIBLE enum err copy_old(struct repair_file *f)
 {
 	CLEANUP(mem_free_ptr) unsigned char *piece = mem_alloc(REPAIR_PIECE);
+	const struct store_ops *ops = f->copy.store->ops;
 	uint64_t end = num_min(f->old_bytes, f->bytes);
+
+	if (end && ops->clone && ops->clones(f->r->staging.dir) && ops->clone(f->old, 0, f->copy, 0, end, f->file) == OK)
+		return OK;
+	err_clear();
 
 	NEED(piece, "no memory to copy a file");
 	for (uint64_t at = 0; at < end; at += REPAIR_PIECE) {
 		size_t n = (size_t)num_min(REPAIR_PIECE, end - at);
 		TRY(job_tick(f->r->job));
 		TRY(store_read(f->old, piece, n, at, f->file));
-		TRY(f->copy.store->ops->write(f->copy, piece, n, at, f->file));
+		TRY(ops->write(f->copy, piece, n, at, f->file));
 	}
 	return OK;
 }

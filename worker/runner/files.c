@@ -146,7 +146,8 @@ enum err files_make(struct files *f, uint32_t file)
 	TRY(name_of(f->run, file, name));
 	TRY(enter_dir(f, rf->dir));
 	TRY(store_open_file(f->dirs[rf->dir], name, STORE_WRITE | STORE_NEW, &at));
-	enum err e = at.store->ops->extend(at, rf->bytes, name);
+	const struct store_ops *ops = at.store->ops;
+	enum err e = ops->extend ? ops->extend(at, rf->bytes, name) : ops->resize(at, rf->bytes, name);
 	store_close(&at);
 	return err_at_file(e, name, -1);
 }

@@ -151,6 +151,7 @@ static FALLIBLE enum err try_one(const struct job *j, const struct store *store,
 /* The checkpoint that is to be replaced is the nearest; else the steps beside it. */
 static FALLIBLE enum err find_parent(const struct job *j, const struct staging *st, struct share *s)
 {
+	CLEANUP(store_close) struct store_at parent = STORE_NOTHING;
 	struct siblings *all = mem_zalloc(1, sizeof *all);
 	const struct ref *named = &j->spec.parent;
 
@@ -166,7 +167,13 @@ static FALLIBLE enum err find_parent(const struct job *j, const struct staging *
 	all->target = st->target;
 	all->number = number_of(st->target);
 	all->number = all->number ? all->number : UINT64_MAX;
-	TRY(store_list(st->parent, note_sibling, all));
+	enum err e = store_enter(store_top(st->store), st->parent_path, &parent);
+	if (e == ERR_NOT_FOUND) { /* in object storage a folder is there with its first checkpoint */
+		err_clear();
+		return OK;
+	}
+	TRY(e);
+	TRY(store_list(parent, note_sibling, all));
 	for (size_t i = 0; i < all->n && !s->manifest && !s->damaged; i++) /* one before a damaged one may have the same bytes */
 		TRY(try_one(j, st->store, st->parent_path, all->v[i].name, s));
 	return OK;
@@ -195,6 +202,7 @@ static void choose(const struct job *j, const struct staging *st, bool alone, st
 	}
 	s->how = SHARE_LINKS;
 	s->cuts = true;
+	s->copies = ops->link_copies;
 }
 
 enum err share_open(const struct job *j, const struct staging *st, bool alone, struct share *out)
@@ -330,12 +338,53 @@ static FALLIBLE enum err add_digest(struct run_build *b, const unsigned char xxh
 	return OK;
 }
 
+/* The n of "__{rank}_{n}.distcp"; 0: it is none, or another name. */
+static uint64_t data_number(struct str name, uint64_t *rank_out)
+{
+	const char *bar = str_starts(name, "__") ? memchr(name.p + 2, '_', name.n - 2) : NULL, *end = name.p + name.n - strlen(".distcp");
+	uint64_t n = 0;
+
+	if (!bar || !str_ends(name, ".distcp") || end < bar + 1 ||
+	    !str_to_u64((struct str){ name.p + 2, (size_t)(bar - name.p) - 2 }, rank_out))
+		return 0;
+	return str_to_u64((struct str){ bar + 1, (size_t)(end - bar) - 1 }, &n) ? n : 0;
+}
+
+/* The parent's file in the place of the one of this name. */
+static uint32_t twin_file(const struct share *s, struct str name)
+{
+	char twin[FORMAT_FILE_MAX];
+	uint64_t rank;
+
+	if (!s->number)
+		return map_get(&s->manifest->names, name);
+	uint64_t n = data_number(name, &rank);
+	if (n < s->number || rank > UINT32_MAX)
+		return MAP_NONE;
+	format_dcp_payload((uint32_t)rank, s->base + (n - s->number), twin);
+	return map_get(&s->manifest->names, str_of(twin));
+}
+
+/* The least number of the parent's data files. */
+static void set_numbers(struct share *s, const struct staging *st)
+{
+	uint64_t rank;
+
+	s->number = st->number;
+	s->base = UINT64_MAX;
+	for (uint64_t i = 0; i < s->manifest->files.n; i++) {
+		uint64_t n = data_number(s->manifest->files.v[i].name, &rank);
+		s->base = n ? num_min(s->base, n) : s->base;
+	}
+	s->base = s->base == UINT64_MAX ? 0 : s->base;
+}
+
 /* Notes the digests that the file's targets [first, end) must have. */
 static FALLIBLE enum err match_file(const struct share *s, struct run_build *b, uint32_t dir, uint64_t first, uint64_t end)
 {
 	struct run_file *f = &b->files.v[b->dsts.v[first].file];
 	const struct manifest *m = s->manifest;
-	uint32_t index = map_get(&m->names, (struct str){ b->strings.v + f->name_at, f->name_len }), file;
+	uint32_t index = twin_file(s, (struct str){ b->strings.v + f->name_at, f->name_len }), file;
 
 	if (index == MAP_NONE || !s->usable[index] || m->files.v[index].bytes != f->bytes || m->files.v[index].item_count != end - first)
 		return OK;
@@ -392,7 +441,7 @@ static bool has_ring(const struct run_build *b)
 	return false;
 }
 
-static FALLIBLE enum err build_links(struct share *s, struct run_build *b, uint32_t dir)
+static FALLIBLE enum err build_links(struct share *s, const struct staging *st, struct run_build *b, uint32_t dir)
 {
 	uint64_t end;
 
@@ -401,6 +450,8 @@ static FALLIBLE enum err build_links(struct share *s, struct run_build *b, uint3
 		s->why = "a ring brings the bytes, and whole files are compared before they are written";
 		return OK;
 	}
+	if (st->number)
+		set_numbers(s, st);
 	for (uint64_t i = 0; i < b->dsts.n; i = end) {
 		for (end = i + 1; end < b->dsts.n && b->dsts.v[end].file == b->dsts.v[i].file;)
 			end++;
@@ -419,7 +470,7 @@ enum err share_build(struct share *s, const struct staging *st, struct run_build
 		return OK;
 	TRY(run_add_dir(b, st->store->index, str_of(s->name), &dir));
 	b->dirs.v[dir].is_source = true;
-	return s->how == SHARE_CLONES ? build_clones(s, b, dir) : build_links(s, b, dir);
+	return s->how == SHARE_CLONES ? build_clones(s, b, dir) : build_links(s, st, b, dir);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- the result */
@@ -437,7 +488,7 @@ static FALLIBLE enum err check_untouched(const struct share *s, const struct sta
 		return e;
 	each(f, run->files, run->files_n) {
 		const struct run_file *is = f->base ? &run->files[f->base - 1] : f;
-		bool linked = f->base && atomic_load(&f->differs) == RUN_UNDECIDED;
+		bool linked = f->base && !s->copies && atomic_load(&f->differs) == RUN_UNDECIDED;
 		bool cloned = clones && !e && f->kind == RUN_FILE_SOURCE && f->mtime_ns;
 		if ((linked || cloned) && !is_untouched(linked ? st->dir : dir, run_file_name(run, f), is->bytes, is->mtime_ns, cloned))
 			return ERR(CHECKPOINT_REPLACED, "the files of '%s' were written to while the save shared them", s->name);
@@ -466,7 +517,7 @@ enum err share_report(const struct share *s, const struct job *j, const struct r
 	bool ok = json_object_set_new(result, "bytes_shared", json_integer((json_int_t)bytes)) == 0;
 	if (!s->wanted && !bytes)
 		return ok ? OK : ERR(NO_MEMORY, "no memory for the result");
-	doc = json_pack("{s:s}", "how", words[s->how]);
+	doc = json_pack("{s:s}", "how", s->how == SHARE_LINKS && s->copies ? "copy" : words[s->how]);
 	ok = ok && doc && (!s->why || json_object_set_new(doc, "reason", json_string(s->why)) == 0);
 	if (ok && s->how != SHARE_NOTHING) {
 		struct ref parent = ref_checkpoint(j->spec.target.storage.p, s->name);

@@ -5,6 +5,8 @@
  *   links    elsewhere, only if the save asks for it: a file whose bytes all have the digests of the parent's file of the same name
  *            becomes another name of that file. Such saves are cut into smaller files, on tensors' boundaries (file_plan.h). Whoever
  *            writes into the file changes both checkpoints: dcpd never does, and takes the right to write from everybody but root.
+ *   copies   in object storage, as links: the server copies the parent's object, and no byte of it is sent. Its files are found by rank
+ *            and place, for their names tell the save.
  *
  * Nothing is read back: the parent's digests are in its manifest, and those of the save are made before a byte is written (exec_share.c).
  * A parent is believed if it is the same user's, and its files only if size and time are those that the manifest tells.
@@ -25,6 +27,8 @@ struct share {
 	enum share_how how;
 	bool wanted;                   /* the request asks for it */
 	bool cuts;                     /* files are cut for links */
+	bool copies;                   /* links are copies within the store */
+	uint64_t number, base;         /* of the data files' numbers: where the save's begin, and the parent's; 0: both from 0 on */
 	const char *why;               /* how is SHARE_NOTHING: the reason, a string constant */
 	char name[CHECKPOINT_NAME_MAX];        /* of the parent; "": there is none */
 	struct manifest *manifest;     /* the parent's */

@@ -710,5 +710,5 @@ const struct store_ops node_ops = {
 	stage, publish, NULL, NULL, discard, remove_from, recover, sweep,
 	NULL, NULL, NULL,
 	make, put, adopt, drop, NULL, swap,
-	NULL, NULL, NULL, NULL, NULL,
+	NULL, NULL, NULL, NULL, NULL, false,
 };

@@ -225,7 +225,7 @@ const struct store_ops posix_ops = {
 	posix_stage, posix_publish, posix_publish_in_place, posix_replace, posix_discard, posix_remove, posix_recover, posix_sweep,
 	posix_trash_list, posix_trash_restore, posix_trash_empty,
 	make, put, adopt, drop, lock, NULL,
-	clones, clone_range, link_part, stamp, extend,
+	clones, clone_range, link_part, stamp, extend, false,
 };
 
 struct store_at posix_at(int fd)

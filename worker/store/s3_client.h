@@ -135,10 +135,10 @@ FALLIBLE enum err s3_put(struct s3 *s3, const char *key, const void *bytes, size
 FALLIBLE enum err s3_delete(struct s3 *s3, const char *key, const struct s3_call *call);
 /* Up to S3_LIST_PAGE keys in one request; the first that could not be deleted is the error, when all others are. */
 FALLIBLE enum err s3_delete_many(struct s3 *s3, const char *const *keys, size_t count, const struct s3_call *call);
-/* Copies a whole object of up to 5 GiB within the bucket, on the server. from_etag: as in s3_get. Takes no condition: servers heed
- * none here. */
-FALLIBLE enum err s3_copy(struct s3 *s3, const char *from, const char *from_etag, const char *to, const struct s3_call *call,
-			  char etag_out[S3_ETAG_MAX]);
+/* Copies a whole object of up to 5 GiB within the bucket, on the server. from_etag: as in s3_get. mark: of the copy, as of s3_put(); NULL:
+ * the one of what is copied. Takes no condition: servers heed none here. */
+FALLIBLE enum err s3_copy(struct s3 *s3, const char *from, const char *from_etag, const char *to, const char *mark,
+			  const struct s3_call *call, char etag_out[S3_ETAG_MAX]);
 
 /* ---- multipart uploads: an object in parts, seen by nobody before s3_upload_complete() ---- */
 

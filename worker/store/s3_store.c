@@ -265,7 +265,8 @@ static FALLIBLE enum err enter_staging(struct store_at folder, const char *path,
 	TRY(s3_mark_of_staging(own->client, path, &m));
 	s3_part_forget(own, path, true); /* of jobs that this process has done with */
 	t->kind = S3_THING_STAGING;
-	t->attempt = m.attempt;
+	t->repairs = m.repairs;
+	t->attempt = m.repairs ? m.of : m.attempt;
 	t->is_file = m.is_file;
 	memcpy(t->target, m.target, sizeof t->target);
 	return OK;
@@ -332,7 +333,7 @@ static FALLIBLE enum err find_staged(struct store_at at, const char *name, struc
 		return out->name && out->key ? OK : ERR(NO_MEMORY, "no memory for a name");
 	}
 	snprintf(side, sizeof side, "%s%s", "", name);
-	if (s3_is_side(name))
+	if (s3_is_side(name) && t->attempt)
 		snprintf(side, sizeof side, ".dcpd-%0*jx-%s", S3_ATTEMPT_DIGITS, (uintmax_t)t->attempt, name);
 	for (int i = 0; i < 2; i++) {
 		const struct s3_entry *e = t->folder ? s3_folder_find(t->folder, side) : NULL;
@@ -549,8 +550,11 @@ static enum err drop(struct store_at folder, const char *path)
 {
 	char key[S3_PATH_MAX];
 
-	TRY(path_of(folder, path, key));
-	if (s3_thing_at(folder)->kind == S3_THING_STAGING)
+	const struct s3_thing *t = s3_thing_at(folder);
+	const struct s3_entry *e = t->kind == S3_THING_FOLDER ? s3_folder_find(t->folder, path) : NULL;
+
+	TRY(e ? s3_join(e->key, "", key) : path_of(folder, path, key));
+	if (t->kind == S3_THING_STAGING)
 		return OK; /* keys of an attempt are its own */
 	return s3_delete(s3_own(folder.store)->client, key, NULL);
 }
@@ -559,8 +563,8 @@ const struct store_ops s3_ops = {
 	open_store, check, probe, count, NULL,
 	enter, list, stat_of, watch, open_file, read_at, get, drop_handle, NULL,
 	s3_part_write, s3_part_resize, s3_part_finish,
-	s3_stage, s3_publish, NULL, NULL, s3_discard, s3_remove, s3_recover, s3_sweep,
-	NULL, NULL, NULL,
+	s3_stage, s3_publish, NULL, s3_replace, s3_discard, s3_remove, s3_recover, s3_sweep,
+	s3_trash_list, s3_trash_restore, s3_trash_empty,
 	make, put, adopt, drop, NULL, swap,
-	NULL, NULL, NULL, NULL, NULL,
+	s3_clones, s3_clone, s3_part_link, NULL, NULL, true,
 };

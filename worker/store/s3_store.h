@@ -12,12 +12,13 @@
  *
  * Files whose names are given (copies, saves that PyTorch plans, formats with an index) could meet: their uploads are completed by the
  * commit only. It first claims the commit's place (a small object under If-None-Match, which counts as no checkpoint), then completes
- * the files, each under If-None-Match, then replaces the claim by the real one under If-Match. Such a checkpoint is not replaced, only
- * removed. A checkpoint that is one file is its own commit.
+ * the files, each under If-None-Match, then replaces the claim by the real one under If-Match. To replace a checkpoint the claim takes the
+ * place of the old commit when all bytes are on the server, and the mark lists the uploads: from then on the commit goes on only, by
+ * whoever finds it. A checkpoint that is one file is its own commit.
  *
  * A copy keeps the names, and so has data with the number of the attempt that saved it, marked with that of the attempt that copied it.
  *
- * Removal: a claim takes the place of the commit under If-Match, then the files go, then the claim.
+ * Removal: a claim takes the place of the commit under If-Match, then the files go, then the claim. Into the trash: s3_store_trash.c.
  *
  * Nothing keeps a removed object for who reads it: a load of a checkpoint that is replaced or removed meanwhile fails, by
  * checkpoint_replaced or not_found, and never gets mixed bytes (each read tells the ETag). */

@@ -2,26 +2,33 @@
 #include <stdio.h>
 
 #include "base/jtext.h"
+#include "base/map.h"
 #include "base/mem.h"
 #include "format/format.h"
 #include "os/fs.h"
 #include "store/contents.h"
 #include "store/identity.h"
 #include "store/notes.h"
+#include "store/owner.h"
 #include "store/s3_store_impl.h"
 
 enum { DELETES = S3_LIST_PAGE };
 
 /* ---- marks of attempts ---- */
 
-static FALLIBLE enum err put_mark(struct s3 *s3, struct s3_mark *m, struct s3_condition condition)
+/* uploads: see s3_mark_uploads(); NULL: none. */
+static FALLIBLE enum err put_mark(struct s3 *s3, struct s3_mark *m, struct s3_condition condition, json_t *uploads)
 {
-	CLEANUP(jval_drop) json_t *doc = json_pack("{s:i, s:s, s:s, s:s, s:b, s:b, s:[I, I], s:b}", "dcpd", 1, "job", m->job, "staging",
-						   m->staging, "target", m->target, "file", m->is_file, "removes", m->removes, "removed",
-						   (json_int_t)m->removed[0], (json_int_t)m->removed[1], "dead", m->is_dead);
+	CLEANUP(jval_drop) json_t *doc =
+		json_pack("{s:i, s:s, s:s, s:s, s:b, s:b, s:[I, I], s:b, s:b, s:b, s:I, s:O*}", "dcpd", 1, "job", m->job, "staging",
+			  m->staging, "target", m->target, "file", m->is_file, "removes", m->removes, "removed",
+			  (json_int_t)m->removed[0], (json_int_t)m->removed[1], "dead", m->is_dead, "trash", m->trash, "repairs",
+			  m->repairs, "of", (json_int_t)m->of, "uploads", uploads);
 	CLEANUP(mem_free_ptr) char *text = doc ? jtext_of(doc) : NULL;
 
 	NEED(text, "no memory for the mark of an attempt");
+	if (strlen(text) > S3_MARK_BYTES_MAX)
+		return ERR(LIMIT_EXCEEDED, "too many files to replace a checkpoint in an object storage by: delete it first");
 	return s3_put(s3, m->key, text, strlen(text), condition, NULL, NULL, m->etag);
 }
 
@@ -35,19 +42,36 @@ static FALLIBLE enum err take_text(const json_t *doc, const char *key, char *out
 	return OK;
 }
 
+static FALLIBLE enum err read_mark(struct s3 *s3, const char *key, struct s3_object *is, json_t **out)
+{
+	CLEANUP(buf_free) struct buf text = BUF_INIT(S3_MARK_BYTES_MAX);
+
+	TRY(s3_get_all(s3, key, NULL, &text, is));
+	if (jval_parse((struct str){ text.p ? (char *)text.p : "", text.len }, out))
+		return ERR(STORAGE_IO, "the mark of an attempt is no JSON");
+	return OK;
+}
+
+enum err s3_mark_uploads(struct s3 *s3, const struct s3_mark *m, json_t **out)
+{
+	CLEANUP(jval_drop) json_t *doc = NULL;
+	struct s3_object o;
+
+	TRY(read_mark(s3, m->key, &o, &doc));
+	*out = json_incref(json_object_get(doc, "uploads"));
+	return OK;
+}
+
 enum err s3_mark_read(struct s3 *s3, const char *key, struct s3_mark *out)
 {
-	CLEANUP(buf_free) struct buf text = BUF_INIT(8192);
 	CLEANUP(jval_drop) json_t *doc = NULL;
 	struct s3_object o;
 
 	*out = (struct s3_mark){ .key = "" };
 	TRY(s3_join(key, "", out->key));
-	TRY(s3_get_all(s3, key, NULL, &text, &o));
+	TRY(read_mark(s3, key, &o, &doc));
 	memcpy(out->etag, o.etag, sizeof out->etag);
 	out->mtime_ms = o.mtime_ms;
-	if (jval_parse((struct str){ text.p ? (char *)text.p : "", text.len }, &doc))
-		return ERR(STORAGE_IO, "the mark of an attempt is no JSON");
 	TRY(take_text(doc, "job", out->job, sizeof out->job));
 	TRY(take_text(doc, "staging", out->staging, sizeof out->staging));
 	TRY(take_text(doc, "target", out->target, sizeof out->target));
@@ -56,6 +80,10 @@ enum err s3_mark_read(struct s3 *s3, const char *key, struct s3_mark *out)
 	for (size_t i = 0; i < 2; i++)
 		out->removed[i] = (uint64_t)json_integer_value(json_array_get(json_object_get(doc, "removed"), i));
 	out->is_dead = json_is_true(json_object_get(doc, "dead"));
+	out->trash = json_is_true(json_object_get(doc, "trash"));
+	out->repairs = json_is_true(json_object_get(doc, "repairs"));
+	out->of = (uint64_t)json_integer_value(json_object_get(doc, "of"));
+	out->goes_on = json_array_size(json_object_get(doc, "uploads")) > 0;
 	out->attempt = s3_attempt_at(out->staging);
 	return OK;
 }
@@ -89,7 +117,7 @@ enum err s3_mark_dead(struct s3 *s3, struct s3_mark *m)
 
 	memcpy(etag, m->etag, sizeof etag);
 	m->is_dead = true;
-	enum err e = put_mark(s3, m, (struct s3_condition){ S3_IF_ETAG, etag });
+	enum err e = put_mark(s3, m, (struct s3_condition){ S3_IF_ETAG, etag }, NULL);
 	return e == ERR_CHECKPOINT_EXISTS || e == ERR_NOT_FOUND ? OK : e; /* somebody else looks after it */
 }
 
@@ -125,7 +153,9 @@ enum err s3_stage(struct staging *s, bool keep)
 			   "shared file system");
 	TRY(mark_at(s, &m));
 	TRY(s3_sweep(s->store, NULL, m.target, s->by.id, &swept)); /* what earlier attempts of the job left */
-	TRY(put_mark(client, &m, S3_ALWAYS));
+	m.repairs = s->repaired.store != NULL;
+	m.of = m.repairs && s3_thing_at(s->repaired)->folder ? s3_thing_at(s->repaired)->folder->attempt : 0;
+	TRY(put_mark(client, &m, S3_ALWAYS, NULL));
 	s->made = true;
 	s->number = m.attempt << S3_FILES_SHIFT;
 	return store_enter(store_top(s->store), s->path, &s->dir);
@@ -135,9 +165,15 @@ enum err s3_stage(struct staging *s, bool keep)
 
 struct deleting {
 	struct s3 *s3;
+	const struct map *stay;        /* keys; NULL: none */
 	const char *keys[DELETES];
 	size_t n;
 };
+
+static bool stays(const struct map *stay, const char *key)
+{
+	return stay && map_get(stay, str_of(key)) != MAP_NONE;
+}
 
 static FALLIBLE enum err flush(struct deleting *d)
 {
@@ -147,7 +183,8 @@ static FALLIBLE enum err flush(struct deleting *d)
 	return e;
 }
 
-static FALLIBLE enum err clear_below(struct s3 *s3, const char *key, unsigned depth)
+/* *stays_out: a key below stays. */
+static FALLIBLE enum err clear_below(struct s3 *s3, const char *key, unsigned depth, const struct map *stay, bool *stays_out)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
 	char path[S3_PATH_MAX];
@@ -158,29 +195,36 @@ static FALLIBLE enum err clear_below(struct s3 *s3, const char *key, unsigned de
 	snprintf(path, sizeof path, "%.*s", (int)strlen(key) - 1, key);
 	TRY(s3_folder_look(s3, path, false, f));
 	struct deleting d = { .s3 = s3 };
+	bool any_stays = false, below = false;
 	each(e, f->v.v, f->v.n) {
 		if (s3_is_folder_entry(e)) {
-			TRY(clear_below(s3, e->key, depth + 1));
+			TRY(clear_below(s3, e->key, depth + 1, stay, &below));
+			any_stays |= below;
 			continue;
 		}
+		any_stays |= stays(stay, e->key);
+		if (stays(stay, e->key))
+			continue;
 		d.keys[d.n++] = e->key;
 		if (d.n == DELETES)
 			TRY(flush(&d));
 	}
 	TRY(flush(&d));
-	return s3_delete(s3, key, NULL); /* some servers keep folders that are empty, and list them */
+	*stays_out = any_stays;
+	return any_stays ? OK : s3_delete(s3, key, NULL); /* some servers keep folders that are empty, and list them */
 }
 
-enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f)
+enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f, const struct map *stay)
 {
 	struct deleting d = { .s3 = s3 };
+	bool below;
 
 	each(e, f->v.v, f->v.n) {
 		if (s3_is_folder_entry(e)) {
-			TRY(clear_below(s3, e->key, 1));
+			TRY(clear_below(s3, e->key, 1, stay, &below));
 			continue;
 		}
-		if (f->commit.key && strcmp(e->key, f->commit.key) == 0)
+		if ((f->commit.key && strcmp(e->key, f->commit.key) == 0) || stays(stay, e->key))
 			continue; /* another one, or a claim, has its place by now */
 		d.keys[d.n++] = e->key;
 		if (d.n == DELETES)
@@ -274,8 +318,8 @@ static FALLIBLE enum err check_replaced(const struct staging *s, const struct s3
 }
 
 /* Is the attempt still ours to publish? Who sweeps it changes its mark first. replaced: what goes by its commit, so that a sweep knows it,
- * too; NULL: nothing does. */
-static FALLIBLE enum err check_mark(struct s3 *s3, const struct s3_mark *m, const struct s3_folder *replaced)
+ * too; NULL: nothing does. uploads: as of put_mark(). */
+static FALLIBLE enum err check_mark(struct s3 *s3, const struct s3_mark *m, const struct s3_folder *replaced, json_t *uploads)
 {
 	struct s3_mark now;
 	char etag[S3_ETAG_MAX];
@@ -285,7 +329,7 @@ static FALLIBLE enum err check_mark(struct s3 *s3, const struct s3_mark *m, cons
 		now.removed[0] = replaced->attempt;
 		now.removed[1] = replaced->given;
 		memcpy(etag, now.etag, sizeof etag);
-		e = put_mark(s3, &now, (struct s3_condition){ S3_IF_ETAG, etag });
+		e = put_mark(s3, &now, (struct s3_condition){ S3_IF_ETAG, etag }, uploads);
 	}
 	if (e == ERR_NOT_FOUND || e == ERR_CHECKPOINT_EXISTS)
 		return ERR(STATE_CONFLICT, "the attempt was given up, and what it wrote is removed");
@@ -359,7 +403,7 @@ static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, 
 		TRY(s3_folder_look(client, m->target, false, before));
 		TRY(check_free(before));
 	}
-	TRY(check_mark(client, m, replaces && !m->is_file ? before : NULL));
+	TRY(check_mark(client, m, replaces && !m->is_file ? before : NULL, NULL));
 	fs_fault("commit.rename");
 	const struct s3_condition condition = { replaces ? S3_IF_ETAG : S3_IF_NONE, etag };
 	enum err e = s3_part_complete(commit, condition);
@@ -371,30 +415,13 @@ static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, 
 		TRY(check_own(s, m, commit));
 	}
 	s->done = true;
-	e = !replaces || m->is_file ? OK : s3_clear_folder(client, before);
+	e = !replaces || m->is_file ? OK : s3_clear_folder(client, before, NULL);
 	e = e ?: replaces ? notes_drop(store_top(s->store), m->target, !m->is_file) : OK;
 	if (e) {
 		err_clear(); /* keys that nobody sees, until the sweep that finds the mark */
 		s->leaves = true;
 	}
 	return OK;
-}
-
-/* Holds are kept out of a replacement. Of one in doubt they are until a sweep knows. */
-static FALLIBLE enum err publish_one(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, const char *replaces)
-{
-	bool sealed = false;
-
-	enum err e = commit_one(s, m, commit, replaces, &sealed);
-	if (e && sealed && s->made) {
-		struct err_info info = *err_last();
-		if (s3_unseal(s->store, m)) {
-			err_clear();
-			s->made = false; /* the mark stays, for the sweep that lifts the seal */
-		}
-		err_restore(&info);
-	}
-	return e;
 }
 
 /* ---- files whose names are given: all appear in the commit ---- */
@@ -414,11 +441,13 @@ static struct s3_upload *find_commit(struct s3_own *own, const char *staging, ui
 	return found;
 }
 
-static FALLIBLE enum err put_files(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit)
+static FALLIBLE enum err put_files(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit, bool replaces)
 {
+	const struct s3_condition condition = { replaces ? S3_IF_ANY : S3_IF_NONE, NULL };
+
 	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u))
 		if (u->waits && u != commit)
-			TRY(s3_part_complete(u, (struct s3_condition){ S3_IF_NONE, NULL }));
+			TRY(s3_part_complete(u, condition));
 	return OK;
 }
 
@@ -455,15 +484,16 @@ static bool take_back(struct s3_own *own, const struct s3_mark *m, const struct 
 	return is_back && drop_marked(own->client, commit->key, claim);
 }
 
+/* before: what is replaced, whose files may be there; NULL: nothing is. */
 static FALLIBLE enum err list_files(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit,
-				    const struct s3_folder *there, json_t **out)
+				    const struct s3_folder *there, const struct s3_folder *before, json_t **out)
 {
 	json_t *names = *out = json_array();
 
 	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u)) {
 		if (!u->waits || u == commit)
 			continue;
-		if (s3_folder_find(there, u->name))
+		if (s3_folder_find(there, u->name) && !(before && s3_folder_find(before, u->name)))
 			return ERR(CHECKPOINT_EXISTS, "'%s' has a file '%s' already, which nothing here made", m->target, u->name);
 		if (json_array_append_new(names, json_string(u->name)) != 0)
 			return ERR(NO_MEMORY, "no memory for a list of files");
@@ -471,33 +501,45 @@ static FALLIBLE enum err list_files(struct s3_own *own, const struct s3_mark *m,
 	return OK;
 }
 
-static FALLIBLE enum err publish_given(struct staging *s, const struct s3_mark *m, const char *replaces)
+/* Brings all bytes to the server, and lists the uploads for a recovery, the commit's behind the others. keys: those of their files. */
+static FALLIBLE enum err park(struct s3_own *own, const struct s3_mark *m, struct s3_upload *commit, struct map *keys, json_t **out)
+{
+	json_t *all = *out = json_array();
+	struct s3_upload *u = NULL;
+
+	NEED(all, "no memory for a list of files");
+	do {
+		u = s3_part_next(own, m->staging, u);
+		struct s3_upload *one = u ? u : commit;
+		if (!one->waits || u == commit)
+			continue;
+		TRY(s3_part_park(one));
+		TRY(map_put(keys, str_of(one->key), 0));
+		if (json_array_append_new(all, json_pack("[s, s]", one->key, one->id)) != 0)
+			return ERR(NO_MEMORY, "no memory for a list of files");
+	} while (u);
+	return OK;
+}
+
+static FALLIBLE enum err publish_new(struct staging *s, const struct s3_mark *m, struct s3_upload *commit)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *there = mem_zalloc(1, sizeof *there);
 	CLEANUP(jval_drop) json_t *files = NULL;
 	struct s3_own *own = s3_own(s->store);
 	char etag[S3_ETAG_MAX];
-	uint32_t count;
 
 	NEED(there, "no memory for a folder");
-	struct s3_upload *commit = find_commit(own, m->staging, &count);
-	if (count != 1)
-		return ERR(UNSUPPORTED, "no file of this format is such that it alone makes the others a checkpoint: an object storage has "
-			   "no other way to publish them at once");
-	if (replaces)
-		return ERR(OVERWRITE_UNSUPPORTED, "'%s' is in an object storage, and what replaces it has files of given names: delete it "
-			   "first", m->target);
 	TRY(s3_folder_look(own->client, m->target, true, there));
 	TRY(check_free(there));
-	TRY(list_files(own, m, commit, there, &files));
-	TRY(check_mark(own->client, m, NULL));
+	TRY(list_files(own, m, commit, there, NULL, &files));
+	TRY(check_mark(own->client, m, NULL, NULL));
 	bool lies = true;
 	enum err e = s3_claim(own->client, commit->key, (struct s3_condition){ S3_IF_NONE, NULL }, m, files, etag, &lies);
 	if (e)
 		s->made = !lies;
 	TRY(e);
 	fs_fault("commit.rename");
-	e = put_files(own, m, commit);
+	e = put_files(own, m, commit, false);
 	e = e ?: s3_part_complete(commit, (struct s3_condition){ S3_IF_ETAG, etag });
 	fs_fault("commit.renamed");
 	bool unsure = is_unsure(own, m);
@@ -505,6 +547,83 @@ static FALLIBLE enum err publish_given(struct staging *s, const struct s3_mark *
 	TRY(of_write(e, unsure, m->target));
 	s->done = true;
 	return OK;
+}
+
+/* The claim takes the place of the old commit, so that nobody sees files of both, when all bytes of the new one are on the server; from
+ * then on it goes on only, by whoever finds the mark if this process ends (s3_store_recover.c). */
+static FALLIBLE enum err replace_old(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, struct s3_folder *before,
+				     const char *old_etag, const struct map *keys)
+{
+	struct s3_own *own = s3_own(s->store);
+	const char *old = before->commit.key;
+	bool lies = true, same = strcmp(old, commit->key) == 0;
+	char etag[S3_ETAG_MAX];
+
+	enum err e = s3_claim(own->client, old, (struct s3_condition){ S3_IF_ETAG, old_etag }, m, NULL, etag, &lies);
+	s->made = !e || !lies;
+	TRY(e);
+	s->made = false;
+	fs_fault("commit.rename");
+	TRY(put_files(own, m, commit, true));
+	TRY(s3_part_complete(commit, same ? (struct s3_condition){ S3_IF_ETAG, etag } : (struct s3_condition){ S3_IF_NONE, NULL }));
+	fs_fault("commit.renamed");
+	s->done = true;
+	e = same ? OK : s3_delete(own->client, old, NULL);
+	e = e ?: s3_clear_folder(own->client, before, keys);
+	e = e ?: notes_drop(store_top(s->store), m->target, true);
+	if (e) {
+		err_clear(); /* keys that nobody sees, until the sweep that finds the mark */
+		s->leaves = true;
+	}
+	return OK;
+}
+
+static FALLIBLE enum err publish_over(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, const char *replaces,
+				      bool *sealed_out)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *there = mem_zalloc(1, sizeof *there), *before = mem_zalloc(1, sizeof *before);
+	CLEANUP(jval_drop) json_t *files = NULL, *uploads = NULL;
+	CLEANUP(map_free) struct map keys = { 0 };
+	struct s3_own *own = s3_own(s->store);
+	char etag[S3_ETAG_MAX];
+
+	NEED(there && before, "no memory for a folder");
+	TRY(park(own, m, commit, &keys, &uploads));
+	TRY(check_replaced(s, m, replaces, before, etag));
+	TRY(s3_folder_look(own->client, m->target, true, there));
+	TRY(list_files(own, m, commit, there, before, &files));
+	*sealed_out = true; /* even if the answer is lost */
+	TRY(notes_seal(store_top(s->store), m->target, true, m->job));
+	TRY(check_mark(own->client, m, before, uploads));
+	return replace_old(s, m, commit, before, etag, &keys);
+}
+
+static FALLIBLE enum err publish_given(struct staging *s, const struct s3_mark *m, const char *replaces, bool *sealed_out)
+{
+	uint32_t count;
+
+	struct s3_upload *commit = find_commit(s3_own(s->store), m->staging, &count);
+	if (count != 1)
+		return ERR(UNSUPPORTED, "no file of this format is such that it alone makes the others a checkpoint: an object storage has "
+			   "no other way to publish them at once");
+	return replaces ? publish_over(s, m, commit, replaces, sealed_out) : publish_new(s, m, commit);
+}
+
+/* Holds are kept out of a replacement. Of one in doubt they are until a sweep knows. */
+static FALLIBLE enum err publish(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, bool given, const char *replaces)
+{
+	bool sealed = false;
+
+	enum err e = given ? publish_given(s, m, replaces, &sealed) : commit_one(s, m, commit, replaces, &sealed);
+	if (e && sealed && s->made) {
+		struct err_info info = *err_last();
+		if (s3_unseal(s->store, m)) {
+			err_clear();
+			s->made = false; /* the mark stays, for the sweep that lifts the seal */
+		}
+		err_restore(&info);
+	}
+	return e;
 }
 
 /* ---- the table's ---- */
@@ -535,7 +654,7 @@ enum err s3_publish(struct staging *s, const char *replaces)
 	fs_fault("commit.synced");
 	if (m.is_file && !commit)
 		return ERR(INTERNAL, "the checkpoint's one file was not written");
-	TRY(given || !commit ? publish_given(s, &m, replaces) : publish_one(s, &m, commit, replaces));
+	TRY(publish(s, &m, commit, given || !commit, replaces));
 	s3_part_forget(own, m.staging, false);
 	/* a file has nothing else that tells of the job: the sweep behind it takes its mark and receipt */
 	if (!m.is_file && !s->leaves && s3_delete(own->client, m.key, NULL))
@@ -556,6 +675,15 @@ void s3_discard(struct staging *s)
 		err_clear(); /* the sweep finds the mark */
 }
 
+/* The copies that the trash has took their time: is the removal still ours, and its entry there? */
+static FALLIBLE enum err check_removal(struct s3 *s3, const struct s3_mark *m)
+{
+	struct s3_mark now;
+
+	enum err e = s3_mark_of_staging(s3, m->staging, &now);
+	return e == ERR_NOT_FOUND ? ERR(STATE_CONFLICT, "the removal was given up") : e;
+}
+
 /* The object whose appearance made the checkpoint is replaced by a claim under the condition that it is `commit`: nothing else would keep
  * a new checkpoint out before the DELETE, which not every server makes conditional. *lies_out: as of s3_claim(). */
 static FALLIBLE enum err take_away(const struct store *s, const struct s3_mark *m, const struct s3_folder *f,
@@ -564,6 +692,7 @@ static FALLIBLE enum err take_away(const struct store *s, const struct s3_mark *
 	struct s3 *client = s3_own(s)->client;
 	char etag[S3_ETAG_MAX];
 
+	TRY(m->trash ? check_removal(client, m) : OK);
 	TRY(how->check ? how->check(how->user) : OK);
 	fs_fault("remove.rename");
 	enum err e = commit->key ? s3_claim(client, commit->key, (struct s3_condition){ S3_IF_ETAG, commit->etag }, m, NULL, etag, lies_out)
@@ -571,9 +700,18 @@ static FALLIBLE enum err take_away(const struct store *s, const struct s3_mark *
 	fs_fault("remove.renamed");
 	if (e == ERR_CHECKPOINT_EXISTS)
 		return ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", m->target);
-	e = e ?: m->is_file ? OK : s3_clear_folder(client, f);
+	e = e ?: m->trash ? s3_trash_end(s, m) : m->is_file ? OK : s3_clear_folder(client, f, NULL);
 	e = e ?: notes_drop(store_top(s), m->target, !m->is_file);
 	return e || !commit->key ? e : s3_delete(client, commit->key, NULL);
+}
+
+static FALLIBLE enum err put_in_trash(const struct store_job *by, const struct store *s, const struct s3_mark *m,
+				      const struct s3_folder *f, const struct s3_entry *commit, const char *about)
+{
+	uid_t owner;
+
+	TRY(owner_find(s, m->target, by->uid, &owner));
+	return s3_trash_begin(s, m, f, commit, owner, about);
 }
 
 enum err s3_remove(const struct store_job *by, const struct store *s, const char *name, const struct store_removal *how)
@@ -591,18 +729,21 @@ enum err s3_remove(const struct store_job *by, const struct store *s, const char
 	TRY(staging_beside(name, own, staging));
 	TRY(mark_new(s, by->id, staging, name, &m));
 	m.removes = true;
+	m.trash = how->about != NULL;
 	m.is_file = !f->is_there;
 	m.removed[0] = f->attempt;
 	m.removed[1] = f->given;
-	TRY(put_mark(client, &m, S3_ALWAYS));
+	TRY(put_mark(client, &m, S3_ALWAYS, NULL));
+	const struct s3_entry *commit = m.is_file ? &file : &f->commit;
 	bool lies = false;
 	enum err e = notes_seal(store_top(s), name, !m.is_file, m.job);
-	e = e ?: take_away(s, &m, f, m.is_file ? &file : &f->commit, how, &lies);
+	e = e ?: m.trash ? put_in_trash(by, s, &m, f, commit, how->about) : OK;
+	e = e ?: take_away(s, &m, f, commit, how, &lies);
 	if (e && lies)
 		return e; /* who finds the mark goes on */
 	struct err_info info = *err_last();
 	/* a seal that could not be lifted, or whose answer was lost, goes with the mark: the sweep that finds the mark lifts it */
-	if ((e && s3_unseal(s, &m)) || s3_delete(client, m.key, NULL))
+	if ((e && s3_unseal(s, &m)) || (e && m.trash && s3_trash_undo(client, m.job)) || s3_delete(client, m.key, NULL))
 		err_clear();
 	if (e)
 		err_restore(&info);

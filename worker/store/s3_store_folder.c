@@ -94,6 +94,14 @@ void s3_attempt_mark(const char *kind, uint64_t attempt, char out[65])
 	snprintf(out, 65, "%s%0*jx", kind, S3_ATTEMPT_DIGITS, (uintmax_t)attempt);
 }
 
+bool s3_is_commit_of(const char *mark, uint64_t attempt)
+{
+	char whole[65];
+
+	s3_attempt_mark(S3_MARK_COMMIT, attempt, whole);
+	return strncmp(mark, whole, strlen(whole)) == 0;
+}
+
 /* Names that dcpd gives to things of its own, which are no files of a checkpoint. */
 static bool is_internal(const char *name)
 {
@@ -214,9 +222,7 @@ static FALLIBLE enum err find_given(struct s3 *s3, struct s3_folder *f)
 {
 	uint64_t other[GIVEN_LOOKS], heads = 0;
 	const char *rest;
-	char mark[65];
 
-	s3_attempt_mark(S3_MARK_COMMIT, f->attempt, mark);
 	each(e, f->v.v, f->v.n)
 		if (s3_attempt_of(e->name, &rest) == f->attempt && rest == e->name)
 			return OK; /* it has data of its own */
@@ -234,7 +240,7 @@ static FALLIBLE enum err find_given(struct s3 *s3, struct s3_folder *f)
 		other[heads++] = bad ? 0 : n; /* what is gone says nothing of the others */
 		if (bad)
 			err_clear();
-		else if (strcmp(o.mark, mark) == 0) {
+		else if (s3_is_commit_of(o.mark, f->attempt)) {
 			f->given = n;
 			return OK;
 		}

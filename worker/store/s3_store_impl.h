@@ -4,11 +4,14 @@
  *   s3_store_folder.c   which keys are files of a checkpoint, and under which names they are seen
  *   s3_store_part.c     files that are being written
  *   s3_store_commit.c   marks of attempts, publishing, removing
- *   s3_store_recover.c  what attempts that ended left */
+ *   s3_store_recover.c  what attempts that ended left
+ *   s3_store_trash.c    removed checkpoints that may come back
+ *   s3_store_repair.c   single files that are replaced */
 #pragma once
 #include <pthread.h>
 
 #include "base/jval.h"
+#include "base/map.h"
 #include "base/vec.h"
 #include "store/commit.h"
 #include "store/s3_client.h"
@@ -20,7 +23,9 @@ enum {
 	S3_ATTEMPT_DIGITS = 10,
 	S3_FILES_SHIFT = 16,           /* an attempt's files have numbers from attempt << this on */
 	S3_CLAIM_MAX = 8192,           /* bytes of a claim */
+	S3_MARK_BYTES_MAX = 8 << 20,   /* of the mark of an attempt */
 	S3_NAME_MAX = 256,
+	S3_DEAD_MS = 15 * 60000,       /* after which no request of a process that is gone can be on its way */
 };
 #define S3_MARKS ".dcpd/"              /* keys below are marks of attempts */
 #define S3_MARK_COMMIT "dcpdat"        /* what the mark of a commit's object begins with; then the attempt's digits */
@@ -69,10 +74,15 @@ uint64_t s3_attempt_of_key(struct str key);
 /* The attempt that works in the staging of this path. */
 uint64_t s3_attempt_at(const char *staging);
 void s3_attempt_mark(const char *kind, uint64_t attempt, char out[65]);
+/* Is an object's mark the attempt's, by whichever repair it came? */
+bool s3_is_commit_of(const char *mark, uint64_t attempt);
 /* Is it a file of dcpd's own beside data, that an attempt writes under a key of its own? */
 bool s3_is_side(const char *name);
 
 /* ---- s3_store_part.c ---- */
+
+struct s3_parts vec(struct s3_part);
+void s3_parts_free(struct s3_parts *p);
 
 struct s3_piece {
 	unsigned char *p;              /* NULL: nothing has come, or it is sent */
@@ -88,6 +98,8 @@ struct s3_upload {
 	char staging[S3_PATH_MAX], name[S3_NAME_MAX], key[S3_PATH_MAX];
 	uint32_t handles;
 	bool late, waits;              /* waits: its object is made by the commit, not before */
+	bool repairs;                  /* it replaces an object of a checkpoint, */
+	struct s3_entry base;          /* whose bytes it has where nothing is written; key NULL: zeros */
 	bool is_sized, is_finished;
 	bool unsure;                   /* its object may be there, or have been there, whatever s3_part_complete() returned */
 	uint64_t bytes, piece_bytes;
@@ -107,7 +119,8 @@ struct s3_thing {
 	char path[S3_PATH_MAX];        /* of the folder or the staging, below the storage */
 	char target[S3_PATH_MAX];      /* of a staging: the folder that files lie in */
 	bool is_file;                  /* … of one file */
-	uint64_t attempt;              /* … */
+	bool repairs;                  /* … whose files replace those of a checkpoint */
+	uint64_t attempt;              /* … of its files: its own, or that of the checkpoint that it repairs */
 	struct s3_folder *folder;      /* of a folder: what was seen as it was entered; of a staging: the target's keys */
 	struct s3_entry file;
 	struct s3_upload *upload;
@@ -142,9 +155,16 @@ enum err s3_part_write(struct store_at file, const void *from, size_t n, uint64_
 enum err s3_part_resize(struct store_at file, uint64_t bytes, const char *name);
 enum err s3_part_finish(struct store_at *file, bool durable, const char *name);
 void s3_part_close(struct s3_upload *u);
+enum err s3_part_link(struct store_at of, const char *of_name, const struct stat *is, struct store_at to, const char *name);
+/* Copies an object on the server, of any size, if it is the one that `from` tells. mark: as of s3_copy(), for small ones that are copied
+ * without a condition; else NULL is a random one. */
+FALLIBLE enum err s3_copy_object(struct s3 *s3, const struct s3_entry *from, const char *to, const char *mark,
+				   struct s3_condition condition);
 /* Uploads of a staging, by this process; NULL beyond the last. after: NULL at first. */
 struct s3_upload *s3_part_next(struct s3_own *own, const char *staging, struct s3_upload *after);
 struct s3_upload *s3_part_find(struct s3_own *own, const char *staging, const char *name);
+/* Sends what a finished one has kept in memory: its object can be made by whoever has its id. Empty ones have none. */
+FALLIBLE enum err s3_part_park(struct s3_upload *u);
 /* Makes the object of a finished one that waits. */
 FALLIBLE enum err s3_part_complete(struct s3_upload *u, struct s3_condition condition);
 /* Forgets the uploads of `staging`, or, if `others`, those of all but it that nobody has open. */
@@ -157,12 +177,18 @@ struct s3_mark {
 	char key[S3_PATH_MAX], etag[S3_ETAG_MAX];
 	char staging[S3_PATH_MAX], target[S3_PATH_MAX], job[65];
 	bool is_file, removes, is_dead;
+	bool trash;                    /* a removal: into the trash */
+	bool repairs;                  /* it replaces files of the checkpoint of the attempt `of`; 0: that has no number */
+	uint64_t of;
+	bool goes_on;                  /* once its claim lies there, whoever finds it makes the uploads that it lists the checkpoint */
 	int64_t mtime_ms;
 	uint64_t attempt;
 	/* Attempts whose files go, which nobody sees once the claim, or what replaces them, is there; 0: none. */
 	uint64_t removed[2];
 };
 FALLIBLE enum err s3_mark_read(struct s3 *s3, const char *key, struct s3_mark *out);
+/* The uploads of a commit that replaces files: [[key, id], …], that of the commit last; id "": an empty file. NULL: none. */
+FALLIBLE enum err s3_mark_uploads(struct s3 *s3, const struct s3_mark *m, json_t **out);
 FALLIBLE enum err s3_mark_of_staging(struct s3 *s3, const char *path, struct s3_mark *out);
 void s3_receipt_key(const struct s3_mark *m, char out[S3_PATH_MAX]);
 /* From now on the attempt cannot be published. */
@@ -173,8 +199,8 @@ enum err s3_stage(struct staging *s, bool keep);
 enum err s3_publish(struct staging *s, const char *replaces);
 void s3_discard(struct staging *s);
 enum err s3_remove(const struct store_job *by, const struct store *s, const char *name, const struct store_removal *how);
-/* Removes what lies in the folder, but for files of attempts under way and the claim. */
-FALLIBLE enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f);
+/* Removes what lies in the folder, but for files of attempts under way and the claim. stay: keys that stay; NULL: none. */
+FALLIBLE enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f, const struct map *stay);
 /* Puts a claim in a commit's place. files: NULL, or names that are put there next. *lies_out: it may lie there, now or later, whatever is
  * returned: the attempt's mark, by which a sweep finds it, must stay. NULL: not wanted. */
 FALLIBLE enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition condition, const struct s3_mark *mark, const json_t *files,
@@ -183,5 +209,30 @@ FALLIBLE enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition c
 /* ---- s3_store_recover.c ---- */
 enum err s3_recover(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);
 enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, struct store_swept *out);
+/* Removes keys of an attempt in the target's folder, unless they are the checkpoint's that is there. */
+FALLIBLE enum err s3_drop_data(struct s3 *s3, const char *target, uint64_t attempt);
+/* Before a checkpoint's data is hidden for a while: marks that its commit left go, so that no sweep takes it for something given up. */
+FALLIBLE enum err s3_settle_attempt(const struct store *s, const char *target, uint64_t attempt);
 /* Removes the keys of an attempt that nobody sees, and its mark. */
 FALLIBLE enum err s3_drop_attempt(struct s3 *s3, const struct s3_mark *m);
+
+/* ---- s3_store_trash.c ---- */
+
+/* Before the removal's claim: copies what that hides, or what cannot stay where it is, into an entry that nobody is told of yet. */
+FALLIBLE enum err s3_trash_begin(const struct store *s, const struct s3_mark *m, const struct s3_folder *f, const struct s3_entry *commit,
+				 uid_t owner, const char *about);
+/* Behind the claim: the entry counts, and what was copied goes from its place. */
+FALLIBLE enum err s3_trash_end(const struct store *s, const struct s3_mark *m);
+/* Has the removal begun an entry that does not count? */
+FALLIBLE enum err s3_trash_is_open(struct s3 *s3, const char *job, bool *out);
+/* Removes such an entry. */
+FALLIBLE enum err s3_trash_undo(struct s3 *s3, const char *job);
+enum err s3_trash_list(const struct store *s, store_trash_fn fn, void *user);
+enum err s3_trash_restore(const struct store_job *by, const struct store *s, const char *id, const char *name);
+enum err s3_trash_empty(const struct store *s, const char *id);
+FALLIBLE enum err s3_trash_sweep(const struct store *s, struct store_swept *out);
+
+/* ---- s3_store_repair.c ---- */
+enum err s3_replace(struct staging *s, const char *name);
+bool s3_clones(struct store_at folder);
+enum err s3_clone(struct store_at from, uint64_t from_offset, struct store_at to, uint64_t offset, uint64_t bytes, const char *name);

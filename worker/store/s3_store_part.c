@@ -10,8 +10,9 @@
 #include "format/format.h"
 #include "store/s3_store_impl.h"
 
-enum { PIECE = 8 << 20, PIECES_MAX = 9000, WAITING_MAX = 256 << 10 };
+enum { PIECE = 8 << 20, PIECES_MAX = 9000, WAITING_MAX = 256 << 10, LINK_MIN = 64 << 10 };
 #define LATE_MAX (UINT64_C(1) << 30)
+#define COPY_MAX (UINT64_C(1) << 30)   /* in one request: the server has so much to do in its time */
 
 /* ---- the uploads of this process ---- */
 
@@ -55,6 +56,7 @@ static void free_upload(struct s3_upload *u)
 		drop_piece(u, p);
 	vec_free(&u->pieces);
 	vec_free(&u->parts);
+	s3_entry_free(&u->base);
 	pthread_mutex_destroy(&u->lock);
 	mem_free(u);
 }
@@ -141,6 +143,8 @@ static FALLIBLE enum err set_key(struct s3_upload *u, const struct s3_thing *sta
 	const char *rest;
 
 	u->waits = true;
+	if (staging->repairs && !(staging->attempt && s3_is_side(name)))
+		return s3_join(staging->target, name, u->key);
 	if (staging->is_file && s3_is_side(name)) {
 		u->waits = false;
 		return s3_join(S3_MARKS "receipt", strrchr(staging->path, '/') ? strrchr(staging->path, '/') + 1 : staging->path, u->key);
@@ -148,8 +152,8 @@ static FALLIBLE enum err set_key(struct s3_upload *u, const struct s3_thing *sta
 	if (staging->is_file)
 		return s3_join(staging->target, "", u->key);
 	uint64_t attempt = s3_attempt_of(name, &rest);
-	u->waits = attempt != staging->attempt && !s3_is_side(name);
-	TRY(u->waits ? check_given(u->own, u->staging, name, attempt) : OK);
+	u->waits = staging->repairs || (attempt != staging->attempt && !s3_is_side(name));
+	TRY(u->waits && !staging->repairs ? check_given(u->own, u->staging, name, attempt) : OK);
 	if (s3_is_side(name)) {
 		snprintf(own_name, sizeof own_name, ".dcpd-%0*jx-%s", S3_ATTEMPT_DIGITS, (uintmax_t)staging->attempt, name);
 		name = own_name;
@@ -164,7 +168,8 @@ static FALLIBLE enum err new_upload(struct s3_own *own, const struct s3_thing *s
 
 	NEED(u, "no memory for an upload");
 	u->own = own;
-	u->late = flags & STORE_LATE;
+	u->repairs = staging->repairs;
+	u->late = flags & STORE_LATE || u->repairs; /* a repair writes over what it has copied */
 	snprintf(u->staging, sizeof u->staging, "%s", staging->path);
 	enum err e = OK;
 	if ((size_t)snprintf(u->name, sizeof u->name, "%s", name) >= sizeof u->name)
@@ -175,7 +180,10 @@ static FALLIBLE enum err new_upload(struct s3_own *own, const struct s3_thing *s
 		return e;
 	}
 	pthread_mutex_init(&u->lock, NULL);
-	s3_attempt_mark(S3_MARK_COMMIT, staging->attempt, u->mark);
+	if (staging->attempt || !u->repairs)
+		s3_attempt_mark(S3_MARK_COMMIT, staging->attempt, u->mark);
+	if (u->mark[0] && u->repairs)
+		s3_attempt_mark("r", s3_attempt_at(staging->path), u->mark + strlen(u->mark));
 	u->next = own->uploads;
 	own->uploads = u;
 	*out = u;
@@ -238,10 +246,23 @@ static FALLIBLE enum err piece_at(struct s3_upload *u, uint64_t i, struct s3_pie
 	return OK;
 }
 
-static FALLIBLE enum err piece_room(struct s3_upload *u, struct s3_piece *p)
+/* Counts the bytes of piece i that are the base's. */
+static uint64_t base_bytes(const struct s3_upload *u, uint64_t i)
 {
+	uint64_t begin = i * u->piece_bytes;
+
+	return u->base.key && u->base.bytes > begin ? num_min(piece_length(u, i), u->base.bytes - begin) : 0;
+}
+
+static FALLIBLE enum err piece_room(struct s3_upload *u, struct s3_piece *p, uint64_t i)
+{
+	uint64_t n = base_bytes(u, i);
+
 	if (p->p)
 		return OK;
+	if (u->repairs && atomic_load((_Atomic uint64_t *)&u->own->late_bytes) + u->piece_bytes > LATE_MAX)
+		return ERR(UNSUPPORTED, "too much of the file is damaged to be repaired in an object storage: %ju MiB are kept in memory",
+			   (uintmax_t)(LATE_MAX >> 20));
 	if (u->late && atomic_load((_Atomic uint64_t *)&u->own->late_bytes) + u->piece_bytes > LATE_MAX)
 		return ERR(UNSUPPORTED, "the format needs its first bytes written last, and so all of the file in memory: more than %ju "
 			   "MiB is not written so to an object storage; use another format, or another storage and a copy",
@@ -250,7 +271,7 @@ static FALLIBLE enum err piece_room(struct s3_upload *u, struct s3_piece *p)
 	NEED(p->p, "no memory for %ju bytes of a file", (uintmax_t)u->piece_bytes);
 	if (u->late)
 		atomic_fetch_add((_Atomic uint64_t *)&u->own->late_bytes, u->piece_bytes);
-	return OK;
+	return n ? s3_get(u->own->client, u->base.key, i * u->piece_bytes, p->p, n, u->base.etag, NULL, NULL) : OK;
 }
 
 /* Is the file one object of one PUT? Small ones that wait for the commit stay in memory. */
@@ -262,7 +283,7 @@ static bool is_small(const struct s3_upload *u)
 /* Under the lock: one thread begins the upload. */
 static FALLIBLE enum err begin(struct s3_upload *u)
 {
-	return u->id[0] ? OK : s3_upload_begin(u->own->client, u->key, u->mark, NULL, u->id);
+	return u->id[0] ? OK : s3_upload_begin(u->own->client, u->key, u->mark[0] ? u->mark : NULL, NULL, u->id);
 }
 
 /* Sends bytes as part i; not under the lock. */
@@ -301,7 +322,7 @@ static FALLIBLE enum err gather(struct s3_upload *u, uint64_t i, uint64_t skip, 
 	}
 	if (p->sent)
 		return ERR(INTERNAL, "bytes of a file are written twice");
-	TRY(piece_room(u, p));
+	TRY(piece_room(u, p, i));
 	memcpy(p->p + skip, from, n);
 	p->have += n;
 	if (early && p->have >= length) {
@@ -355,7 +376,20 @@ enum err s3_part_resize(struct store_at file, uint64_t bytes, const char *name)
 
 /* ---- the end ---- */
 
-/* Sends what was not: pieces that were written by halves, zeros where nothing was. */
+/* Piece i as it lies in the base. */
+static FALLIBLE enum err send_base(struct s3_upload *u, uint64_t i)
+{
+	struct s3_part part, *at;
+
+	TRY(begin(u));
+	TRY(s3_upload_part_copy(u->own->client, u->key, u->id, (uint32_t)i + 1, u->base.key, u->base.etag, i * u->piece_bytes,
+				piece_length(u, i), NULL, &part));
+	TRY(vec_push(&u->parts, &at));
+	*at = part;
+	return OK;
+}
+
+/* Sends what was not: pieces that were written by halves, those of the base, zeros where nothing was. */
 static FALLIBLE enum err send_rest(struct s3_upload *u)
 {
 	uint64_t count = num_max(1, num_div_up(u->bytes, u->piece_bytes));
@@ -365,7 +399,12 @@ static FALLIBLE enum err send_rest(struct s3_upload *u)
 		TRY(piece_at(u, i, &p));
 		if (p->sent)
 			continue;
-		TRY(piece_room(u, p));
+		if (!p->p && base_bytes(u, i) && base_bytes(u, i) == piece_length(u, i)) {
+			p->sent = true;
+			TRY(send_base(u, i));
+			continue;
+		}
+		TRY(piece_room(u, p, i));
 		p->sent = true;
 		TRY(send_part(u, i, p->p, piece_length(u, i)));
 		drop_piece(u, &u->pieces.v[i]);
@@ -378,15 +417,25 @@ static int by_number(const void *a, const void *b)
 	return num_order(((const struct s3_part *)a)->number, ((const struct s3_part *)b)->number);
 }
 
+enum err s3_part_park(struct s3_upload *u)
+{
+	if (u->bytes == 0)
+		return OK;
+	TRY(err_at_file(send_rest(u), u->name, -1));
+	qsort(u->parts.v, u->parts.n, sizeof *u->parts.v, by_number);
+	return OK;
+}
+
 static FALLIBLE enum err put_small(struct s3_upload *u, struct s3_condition condition, const struct s3_call *call)
 {
+	const char *mark = u->mark[0] ? u->mark : NULL;
 	struct s3_piece *p;
 
 	if (u->bytes == 0)
-		return s3_put(u->own->client, u->key, "", 0, condition, u->mark, call, NULL);
+		return s3_put(u->own->client, u->key, "", 0, condition, mark, call, NULL);
 	TRY(piece_at(u, 0, &p));
-	TRY(piece_room(u, p));
-	return s3_put(u->own->client, u->key, p->p, u->bytes, condition, u->mark, call, NULL);
+	TRY(piece_room(u, p, 0));
+	return s3_put(u->own->client, u->key, p->p, u->bytes, condition, mark, call, NULL);
 }
 
 enum err s3_part_complete(struct s3_upload *u, struct s3_condition condition)
@@ -424,4 +473,65 @@ enum err s3_part_finish(struct store_at *file, bool durable, const char *name)
 	u->is_finished = !e;
 	store_close(file);
 	return err_at_file(e, name[0] ? name : "", -1);
+}
+
+/* ---- copies on the server ---- */
+
+void s3_parts_free(struct s3_parts *p)
+{
+	vec_free(p);
+}
+
+static FALLIBLE enum err copy_parts(struct s3 *s3, const struct s3_entry *from, const char *to, const char *id,
+				    struct s3_condition condition)
+{
+	CLEANUP(s3_parts_free) struct s3_parts all = { 0 };
+	struct s3_part *part;
+
+	for (uint64_t at = 0; at < from->bytes; at += COPY_MAX) {
+		TRY(vec_push(&all, &part));
+		TRY(s3_upload_part_copy(s3, to, id, (uint32_t)all.n, from->key, from->etag, at, num_min(COPY_MAX, from->bytes - at), NULL,
+					part));
+	}
+	return s3_upload_complete(s3, to, id, all.v, all.n, condition, NULL, NULL);
+}
+
+enum err s3_copy_object(struct s3 *s3, const struct s3_entry *from, const char *to, const char *mark, struct s3_condition condition)
+{
+	char id[S3_UPLOAD_ID_MAX];
+
+	if (from->bytes == 0)
+		return s3_put(s3, to, "", 0, condition, mark, NULL, NULL);
+	if (from->bytes <= COPY_MAX && condition.is == S3_IF_ANY)
+		return s3_copy(s3, from->key, from->etag, to, mark, NULL, NULL);
+	TRY(s3_upload_begin(s3, to, mark, NULL, id));
+	enum err e = copy_parts(s3, from, to, id, condition);
+	if (e) {
+		CLEANUP(err_restore) struct err_info info = *err_last();
+		if (s3_upload_abort(s3, to, id, NULL))
+			err_clear(); /* the sweep finds it */
+	}
+	return e;
+}
+
+/* A small file is sent as fast as it is copied. */
+enum err s3_part_link(struct store_at of, const char *of_name, const struct stat *is, struct store_at to, const char *name)
+{
+	const struct s3_thing *from = s3_thing_at(of), *staging = s3_thing_at(to);
+	const struct s3_entry *e = from->folder ? s3_folder_find(from->folder, of_name) : NULL;
+	const char *rest;
+	char key[S3_PATH_MAX], mark[65];
+	struct stat st;
+
+	if (staging->kind != S3_THING_STAGING || staging->is_file || s3_attempt_of(name, &rest) != staging->attempt || rest != name ||
+	    is->st_size < LINK_MIN)
+		return ERR(UNSUPPORTED, "'%s' is not copied on the server", name);
+	if (!e)
+		return s3_missing(of_name);
+	s3_stat_file(e, &st);
+	if (st.st_size != is->st_size || st.st_mtim.tv_sec != is->st_mtim.tv_sec || st.st_mtim.tv_nsec != is->st_mtim.tv_nsec)
+		return ERR(CHECKPOINT_REPLACED, "'%s' is no longer the file that was saved", of_name);
+	TRY(s3_join(staging->target, name, key));
+	s3_attempt_mark(S3_MARK_COMMIT, staging->attempt, mark);
+	return err_at_file(s3_copy_object(s3_own(to.store)->client, e, key, mark, S3_ALWAYS), name, -1);
 }

@@ -1,7 +1,7 @@
 /* s3_store_recover.c: what attempts that ended left in a bucket (see s3_store.h): found by their marks, looked at, removed.
  *
  * A request of a process that was killed may still be on its way. So what another process left is not removed at once: its mark is
- * changed, which keeps the attempt from committing from then on, and a later sweep, DEAD_MS behind, removes the keys. */
+ * changed, which keeps the attempt from committing from then on, and a later sweep, S3_DEAD_MS behind, removes the keys. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 #include "store/notes.h"
 #include "store/s3_store_impl.h"
 
-enum { DEAD_MS = 15 * 60000, OTHERS_MS = 24 * 3600000, UPLOAD_MS = 7 * 24 * 3600000, MARKS_MAX = 10000 };
+enum { OTHERS_MS = 24 * 3600000, UPLOAD_MS = 7 * 24 * 3600000, MARKS_MAX = 10000 };
 
 struct marks {
 	struct vec(char *) keys;
@@ -59,8 +59,7 @@ static FALLIBLE enum err is_seen(struct s3 *s3, const char *target, uint64_t att
 	return OK;
 }
 
-/* Keys of an attempt in the target's folder, unless they are the checkpoint's that is there. */
-static FALLIBLE enum err drop_data(struct s3 *s3, const char *target, uint64_t attempt)
+FALLIBLE enum err s3_drop_data(struct s3 *s3, const char *target, uint64_t attempt)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *all = mem_zalloc(1, sizeof *all);
 	const char *rest;
@@ -99,14 +98,13 @@ static enum err abort_own(void *user, struct str key, const char *id, int64_t be
 static FALLIBLE enum err take_back_files(struct s3 *s3, uint64_t attempt, const char *path, unsigned depth, bool *any_out)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
-	char mark[65], below[S3_PATH_MAX];
+	char below[S3_PATH_MAX];
 	struct s3_object o;
 	bool any;
 
 	*any_out = false;
 	NEED(f, "no memory for a folder");
 	TRY(s3_folder_look(s3, path, true, f)); /* all: copies keep names, with the number of the attempt that saved the data */
-	s3_attempt_mark(S3_MARK_COMMIT, attempt, mark);
 	each(e, f->v.v, f->v.n) {
 		size_t n = strlen(e->key);
 		if (n > S3_KEY_MAX || (s3_is_folder_entry(e) && depth == CONTENTS_DEPTH_MAX))
@@ -121,7 +119,7 @@ static FALLIBLE enum err take_back_files(struct s3 *s3, uint64_t attempt, const 
 		enum err bad = s3_head(s3, e->key, NULL, &o);
 		if (bad && bad != ERR_NOT_FOUND)
 			return bad;
-		if (bad || strcmp(o.mark, mark) != 0)
+		if (bad || !s3_is_commit_of(o.mark, attempt))
 			continue;
 		TRY(s3_delete(s3, e->key, NULL));
 		*any_out = true;
@@ -136,7 +134,7 @@ static FALLIBLE enum err drop_replaced(struct s3 *s3, const struct s3_mark *m)
 	bool seen, any;
 
 	for (size_t i = 0; i < 2; i++) {
-		TRY(drop_data(s3, m->target, m->removed[i]));
+		TRY(s3_drop_data(s3, m->target, m->removed[i]));
 		TRY(m->removed[i] ? is_seen(s3, m->target, m->removed[i], &seen) : OK);
 		TRY(m->removed[i] && !seen ? take_back_files(s3, m->removed[i], m->target, 0, &any) : OK);
 	}
@@ -151,12 +149,33 @@ enum err s3_drop_attempt(struct s3 *s3, const struct s3_mark *m)
 	s3_receipt_key(m, receipt);
 	snprintf(prefix, sizeof prefix, "%s/", m->target);
 	if (!m->is_file && !m->removes) {
-		TRY(drop_data(s3, m->target, m->attempt));
+		TRY(s3_drop_data(s3, m->target, m->attempt));
 		TRY(drop_replaced(s3, m));
 		TRY(s3_uploads_list(s3, prefix, NULL, abort_own, &a));
 	}
 	TRY(m->is_file ? s3_delete(s3, receipt, NULL) : OK);
+	TRY(m->trash ? s3_trash_undo(s3, m->job) : OK);
 	return s3_delete(s3, m->key, NULL);
+}
+
+FALLIBLE enum err s3_settle_attempt(const struct store *s, const char *target, uint64_t attempt)
+{
+	CLEANUP(marks_free) struct marks all = { 0 };
+	struct s3 *s3 = s3_own(s)->client;
+	char path[STAGING_BESIDE_MAX];
+	struct s3_mark m;
+
+	TRY(attempt ? marks_list(s3, NULL, &all) : OK);
+	each(k, all.keys.v, all.keys.n) {
+		TRY(staging_beside(target, strrchr(*k, '/') + 1, path));
+		if (s3_attempt_at(path) != attempt)
+			continue;
+		enum err e = s3_mark_read(s3, *k, &m);
+		e = e ?: s3_drop_attempt(s3, &m);
+		if (e && e != ERR_NOT_FOUND)
+			return e;
+	}
+	return OK;
 }
 
 static FALLIBLE enum err look(struct s3 *s3, const char *path, struct s3_folder **out)
@@ -172,7 +191,79 @@ static FALLIBLE enum err look(struct s3 *s3, const char *path, struct s3_folder 
 	return e;
 }
 
-/* The claim in the target, if it is this attempt's: the removal goes on, the commit is taken back. */
+/* ---- a commit that replaces files: it goes on ---- */
+
+static enum err take_part(void *user, const struct s3_part *part)
+{
+	struct s3_part *at;
+
+	TRY(vec_push((struct s3_parts *)user, &at));
+	*at = *part;
+	return OK;
+}
+
+/* Makes the object of an upload, unless it is made. ERR_NOT_FOUND: the upload is gone. */
+static FALLIBLE enum err make_object(struct s3 *s3, const struct s3_mark *m, const char *key, const char *id, struct s3_condition condition)
+{
+	CLEANUP(s3_parts_free) struct s3_parts all = { 0 };
+	struct s3_object o;
+	char mark[65];
+
+	s3_attempt_mark(S3_MARK_COMMIT, m->attempt, mark);
+	if (!id[0])
+		return s3_put(s3, key, "", 0, condition, mark, NULL, NULL);
+	enum err e = s3_upload_parts_list(s3, key, id, NULL, take_part, &all);
+	e = e ?: s3_upload_complete(s3, key, id, all.v, all.n, condition, NULL, NULL);
+	if (e != ERR_NOT_FOUND || s3_head(s3, key, NULL, &o) || strcmp(o.mark, mark) != 0)
+		return e;
+	err_clear();
+	return OK;
+}
+
+static FALLIBLE enum err make_objects(struct s3 *s3, const struct s3_mark *m, const struct s3_folder *f, const char *claim_etag)
+{
+	CLEANUP(jval_drop) json_t *uploads = NULL;
+
+	TRY(s3_mark_uploads(s3, m, &uploads));
+	size_t n = json_array_size(uploads);
+	for (size_t i = 0; i < n; i++) {
+		const json_t *one = json_array_get(uploads, i);
+		const char *key = json_string_value(json_array_get(one, 0)), *id = json_string_value(json_array_get(one, 1));
+		struct s3_condition condition = S3_ALWAYS;
+		if (!key || !id || strncmp(key, m->target, strlen(m->target)) != 0 || key[strlen(m->target)] != '/')
+			return ERR(STORAGE_IO, "the mark of an attempt is not one of dcpd's");
+		if (i == n - 1)
+			condition = (struct s3_condition){ strcmp(key, f->claim_key) == 0 ? S3_IF_ETAG : S3_IF_NONE, claim_etag };
+		TRY(make_object(s3, m, key, id, condition));
+	}
+	return OK;
+}
+
+/* The claim of a commit that replaces is there, so old files may be gone already: the new checkpoint is made of its uploads. Where these
+ * are gone, too, nothing whole is left, and the name becomes free. */
+static FALLIBLE enum err go_on(struct s3 *s3, const struct s3_mark *m, const struct s3_folder *f, const char *claim_etag)
+{
+	struct s3_object o;
+	char mark[65];
+	bool any;
+
+	enum err e = make_objects(s3, m, f, claim_etag);
+	if (e && e != ERR_NOT_FOUND && e != ERR_CHECKPOINT_EXISTS)
+		return e;
+	if (e) {
+		err_clear();
+		TRY(take_back_files(s3, m->attempt, m->target, 0, &any));
+		TRY(drop_replaced(s3, m));
+	}
+	e = s3_head(s3, f->claim_key, NULL, &o);
+	if (e)
+		return e == ERR_NOT_FOUND ? OK : e;
+	s3_attempt_mark(S3_MARK_CLAIM, m->attempt, mark);
+	return strcmp(o.mark, mark) == 0 ? s3_delete(s3, f->claim_key, NULL) : OK;
+}
+
+/* The claim in the target, if it is this attempt's: the removal goes on, as does a commit that replaces files, another commit is taken
+ * back. */
 static FALLIBLE enum err end_claim(const struct store *s, const struct s3_mark *m, bool *ours)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = NULL;
@@ -196,15 +287,18 @@ static FALLIBLE enum err end_claim(const struct store *s, const struct s3_mark *
 	if (strcmp(o.mark, mark) != 0)
 		return OK;
 	*ours = true;
+	if (m->goes_on)
+		return go_on(s3, m, f, o.etag);
 	if (!m->removes) /* from now on its commit fails */
 		TRY(s3_claim(s3, f->claim_key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag, NULL));
-	if (m->is_file) {
-		TRY(notes_drop(store_top(s), m->target, false));
-		return s3_delete(s3, m->target, NULL);
+	TRY(m->trash ? s3_trash_end(s, m) : OK);
+	if (m->is_file || m->trash) {
+		TRY(notes_drop(store_top(s), m->target, !m->is_file));
+		return s3_delete(s3, f->claim_key, NULL);
 	}
-	TRY(m->removes ? s3_clear_folder(s3, f) : take_back_files(s3, m->attempt, m->target, 0, &any));
+	TRY(m->removes ? s3_clear_folder(s3, f, NULL) : take_back_files(s3, m->attempt, m->target, 0, &any));
 	for (int i = 0; i < 2 && m->removes; i++)
-		TRY(drop_data(s3, m->target, m->removed[i]));
+		TRY(s3_drop_data(s3, m->target, m->removed[i]));
 	return s3_delete(s3, f->claim_key, NULL);
 }
 
@@ -320,9 +414,11 @@ static bool is_kept(const struct commit_keep *k, const char *key, const struct s
 
 /* A dead one goes when no request of it can be on its way any more. Until then it is told as later, or as another's, so that a sweep
  * comes. */
-static FALLIBLE enum err sweep_dead(struct s3 *s3, struct s3_mark *m, const struct commit_keep *k, struct store_swept *out)
+static FALLIBLE enum err sweep_dead(const struct store *s, struct s3_mark *m, const struct commit_keep *k, struct store_swept *out)
 {
-	int64_t age = s3_now_ms(s3) - m->mtime_ms, left = age < 0 ? DEAD_MS : DEAD_MS - age;
+	struct s3 *s3 = s3_own(s)->client;
+	bool ours;
+	int64_t age = s3_now_ms(s3) - m->mtime_ms, left = age < 0 ? S3_DEAD_MS : S3_DEAD_MS - age;
 
 	if (left > 0) {
 		out->later_ms = left > out->later_ms ? left : out->later_ms;
@@ -330,6 +426,7 @@ static FALLIBLE enum err sweep_dead(struct s3 *s3, struct s3_mark *m, const stru
 			(void)json_object_set_new(k->others, m->key, json_string(m->etag));
 		return OK;
 	}
+	TRY(m->trash ? end_claim(s, m, &ours) : OK); /* it came late */
 	TRY(s3_drop_attempt(s3, m));
 	out->removed++;
 	return OK;
@@ -345,21 +442,25 @@ static FALLIBLE enum err sweep_mark(const struct store *s, const char *key, cons
 	if (e)
 		return e == ERR_NOT_FOUND ? OK : e;
 	if (m.is_dead)
-		return sweep_dead(s3, &m, k, out);
+		return sweep_dead(s, &m, k, out);
 	if (is_kept(k, key, &m, s3_now_ms(s3)))
 		return OK;
 	TRY(end_claim(s, &m, &ours));
 	TRY(s3_unseal(s, &m));
 	out->removed++;
 	ends = m.removes || m.is_file;
-	TRY(ends ? OK : is_seen(s3, m.target, m.attempt, &ends)); /* its commit was its last request that makes anything */
+	if (m.trash) { /* its claim may be on its way, and needs the entry */
+		TRY(s3_trash_is_open(s3, m.job, &ends));
+		ends = !ends;
+	}
+	TRY(ends || m.removes ? OK : is_seen(s3, m.target, m.attempt, &ends)); /* its commit was its last request that makes anything */
 	if (ends)
 		return s3_drop_attempt(s3, &m);
 	TRY(s3_mark_dead(s3, &m));
 	e = s3_mark_read(s3, key, &m);
 	if (e)
 		return e == ERR_NOT_FOUND ? OK : e;
-	return m.is_dead ? sweep_dead(s3, &m, k, out) : OK;
+	return m.is_dead ? sweep_dead(s, &m, k, out) : OK;
 }
 
 struct olds {
@@ -404,6 +505,7 @@ enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const c
 		TRY(unless_of_mark(sweep_mark(s, *k, job ? NULL : keep, out), &first));
 	struct olds olds = { s3_own(s)->client, out };
 	TRY(job ? OK : s3_uploads_list(olds.s3, "", NULL, abort_old, &olds));
+	TRY(job ? OK : s3_trash_sweep(s, out));
 	if (first.code)
 		err_restore(&first);
 	return first.code;

@@ -146,11 +146,16 @@ static FALLIBLE enum err run_copy(struct s3_op *op, const char *from, const char
 	return e;
 }
 
-FALLIBLE enum err s3_copy(struct s3 *s3, const char *from, const char *from_etag, const char *to, const struct s3_call *call,
-			  char etag_out[S3_ETAG_MAX])
+FALLIBLE enum err s3_copy(struct s3 *s3, const char *from, const char *from_etag, const char *to, const char *mark,
+			  const struct s3_call *call, char etag_out[S3_ETAG_MAX])
 {
 	struct s3_op op = s3_op(s3, call, "PUT", to);
 
+	if (mark) {
+		s3_op_header(&op, S3_MARK_HEADER, mark);
+		s3_op_header(&op, "x-amz-metadata-directive", "REPLACE");
+		s3_op_header(&op, "content-type", "application/octet-stream");
+	}
 	return run_copy(&op, from, from_etag, "CopyObjectResult/ETag", etag_out);
 }
 

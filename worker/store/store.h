@@ -180,12 +180,15 @@ struct store_ops {
 	enum err (*clone)(struct store_at from, uint64_t from_offset, struct store_at to, uint64_t offset, uint64_t bytes,
 			  const char *name);
 	/* The part `name` of the staging becomes the published file `of_name`, which is not written to by either name, ever. `is`: size
-	 * and time of that file, else ERR_CHECKPOINT_REPLACED. NULL: the store cannot. */
+	 * and time of that file, else ERR_CHECKPOINT_REPLACED. Any other error: what is small, or else, is written instead. NULL: the store
+	 * cannot. */
 	enum err (*link)(struct store_at of, const char *of_name, const struct stat *is, struct store_at to, const char *name);
 	/* Of a part: the times of another file. NULL beside link and clone. */
 	enum err (*stamp)(struct store_at file, const struct stat *times, const char *name);
 	/* Of a part: its size, without room for it. NULL: resize() takes none. */
 	enum err (*extend)(struct store_at file, uint64_t bytes, const char *name);
+	/* link() makes a copy within the store, which has bytes and a time of its own: none that `is` does not tell. */
+	bool link_copies;
 };
 
 /* s->name and s->index are the caller's. ERR_CONFIG: no such scheme. */
