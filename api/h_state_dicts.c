@@ -68,15 +68,76 @@ static void on_made(void *user, enum err e, const char *name, bool existing)
 	req_done(r, e);
 }
 
+static FALLIBLE enum err check_publish(const struct jval *v)
+{
+	struct jval readers = jval_get(v, "readers");
+	size_t n = 0;
+
+	TRY(jval_only(v, (const char *const[]){ "readers", NULL }));
+	if (readers.j)
+		TRY(jval_array(&readers, STATE_DICT_READERS_MAX, &n));
+	for (size_t i = 0; i < n; i++) {
+		struct jval one = jval_at(&readers, i);
+		int64_t uid;
+		TRY(jval_integer(&one, 0, UINT32_MAX - 1, &uid));
+	}
+	return OK;
+}
+
+/* The layout is checked as the updates' requests will have it. */
+static FALLIBLE enum err check_subscribe(const struct jval *v, const struct state_dict_request *rq)
+{
+	CLEANUP(spec_free) struct spec spec = { 0 };
+	struct str publication;
+
+	TRY(jval_only(v, (const char *const[]){ "publication", "layout", NULL }));
+	TRY(jval_must_text(v, "publication", &publication));
+	struct jval name = jval_get(v, "publication");
+	TRY(jval_failed(&name, ref_check_state_dict(publication)));
+	if (str_eq(publication, rq->name))
+		return jval_fail(&name, ERR_VALIDATION_FAILED, "a state dict cannot subscribe to itself");
+	CLEANUP(jval_drop) json_t *doc = state_dict_update_request(publication.p, rq->name.p, rq->world_size, jval_get(v, "layout").j);
+	NEED(doc, "cannot check a layout");
+	enum err e = spec_read(doc, &spec);
+	if (!e)
+		return OK;
+	struct err_info info = *err_last();
+	char pointer[sizeof info.pointer + 16];
+	snprintf(pointer, sizeof pointer, "/subscribe%s", info.pointer);
+	snprintf(info.pointer, sizeof info.pointer, "%.*s", (int)sizeof info.pointer - 1, pointer);
+	err_restore(&info);
+	return e;
+}
+
+/* Reads `publish` or `subscribe` of a request; *role is the caller's. */
+static FALLIBLE enum err read_role(const struct jval *root, struct state_dict_request *rq, json_t **role)
+{
+	struct jval publish = jval_get(root, "publish"), subscribe = jval_get(root, "subscribe");
+
+	if (publish.j && subscribe.j)
+		return jval_fail(&subscribe, ERR_VALIDATION_FAILED, "a state dict publishes or subscribes, not both");
+	if (publish.j)
+		TRY(check_publish(&publish));
+	if (subscribe.j)
+		TRY(check_subscribe(&subscribe, rq));
+	if (!publish.j && !subscribe.j)
+		return OK;
+	*role = json_pack("{s:O}", publish.j ? "publish" : "subscribe", publish.j ? publish.j : subscribe.j);
+	NEED(*role, "cannot make a state dict");
+	rq->role = *role;
+	return OK;
+}
+
 FALLIBLE enum err h_sdicts_create(struct req *r)
 {
 	struct jval root = JVAL_ROOT(r->body), name = jval_get(&root, "name"), world = jval_get(&root, "world_size");
 	struct jval death = jval_get(&root, "on_owner_death");
 	struct state_dict_request rq = { .who = req_principal(r), .on_owner_death = death.j };
-	struct jval wrapped = JVAL_ROOT(r->body);
+	CLEANUP(jval_drop) json_t *role = NULL;
 	int64_t lease_s = 0;
 
-	TRY(jval_only(&wrapped, (const char *const[]){ "name", "world_size", "slots", "on_owner_death", "lease_seconds", NULL }));
+	TRY(jval_only(&root, (const char *const[]){ "name", "world_size", "slots", "on_owner_death", "lease_seconds", "publish",
+						    "subscribe", NULL }));
 	TRY(jval_string(&name, &rq.name));
 	TRY(jval_failed(&name, ref_check_state_dict(rq.name)));
 	TRY(jval_integer(&world, 1, STATE_DICT_WORLD_MAX, &rq.world_size));
@@ -84,6 +145,7 @@ FALLIBLE enum err h_sdicts_create(struct req *r)
 	TRY(jval_opt_integer(&root, "lease_seconds", 1, 86400, &lease_s));
 	rq.lease_ms = lease_s * 1000;
 	TRY(check_owner_death(&death, false));
+	TRY(read_role(&root, &rq, &role));
 	TRY(h_idempotency(r, &rq.idem));
 	req_hold(r);
 	state_dict_create(r->core->state_dicts, &rq, on_made, r);
@@ -96,6 +158,24 @@ FALLIBLE enum err h_sdict_get(struct req *r)
 	struct principal who = req_principal(r);
 
 	return take(r, state_dict_put(r->core->state_dicts, &who, r->parts[2], &b), &b);
+}
+
+static FALLIBLE enum err answer_publications(struct req *r, struct str name)
+{
+	struct buf b = BUF_INIT(64 << 20);
+	struct principal who = req_principal(r);
+
+	return take(r, state_dict_publications(r->core->state_dicts, &who, name, &b), &b);
+}
+
+FALLIBLE enum err h_publications_list(struct req *r)
+{
+	return answer_publications(r, (struct str){ 0 });
+}
+
+FALLIBLE enum err h_publication_get(struct req *r)
+{
+	return answer_publications(r, r->parts[2]);
 }
 
 FALLIBLE enum err h_sdict_delete(struct req *r)
@@ -250,24 +330,53 @@ FALLIBLE enum err h_rank_release(struct req *r)
 	return OK;
 }
 
-FALLIBLE enum err h_rank_renew(struct req *r)
+static FALLIBLE enum err answer_renewed(struct req *r, int64_t rank, int64_t generation)
 {
-	struct jval root = JVAL_ROOT(r->body);
 	struct principal who = req_principal(r);
 	struct buf b = BUF_INIT(4096);
-	struct jval gen_at = jval_get(&root, "generation");
-	int64_t rank = 0, generation = -1, expires_ms = 0;
+	int64_t expires_ms = 0;
 	char when[CLOCK_TEXT_MAX];
 
-	TRY(h_rank(r, &rank));
-	if (r->body)
-		TRY(jval_only(&root, (const char *const[]){ "generation", NULL }));
-	if (r->body && gen_at.j)
-		TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
 	TRY(state_dict_renew(r->core->state_dicts, &who, r->parts[2], rank, generation, &expires_ms));
 	if (expires_ms)
 		buf_printf(&b, "{\"lease_expires_at\":\"%s\"}", clock_text(expires_ms, when));
 	else
 		buf_puts(&b, "{\"lease_expires_at\":null}");
 	return req_json(r, 200, &b);
+}
+
+static void on_news(void *user, enum err e)
+{
+	struct req *r = user;
+	int64_t rank = 0;
+
+	e = e ?: h_rank(r, &rank);
+	req_done(r, e ? e : answer_renewed(r, rank, -1));
+}
+
+/* wait: the answer comes when there is a generation newer than the one taken. */
+FALLIBLE enum err h_rank_renew(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body);
+	struct principal who = req_principal(r);
+	struct jval gen_at = jval_get(&root, "generation"), taken_at = jval_get(&root, "taken");
+	int64_t rank = 0, generation = -1, taken = -1, expires_ms;
+	unsigned wait_ms = 0;
+
+	TRY(req_query_wait(r, &wait_ms));
+	TRY(h_rank(r, &rank));
+	if (r->body)
+		TRY(jval_only(&root, (const char *const[]){ "generation", "taken", NULL }));
+	if (r->body && gen_at.j)
+		TRY(jval_integer(&gen_at, 0, INT64_MAX, &generation));
+	if (r->body && taken_at.j) {
+		TRY(jval_integer(&taken_at, 0, INT64_MAX, &taken));
+		TRY(state_dict_take(r->core->state_dicts, &who, r->parts[2], rank, taken));
+	}
+	if (!wait_ms)
+		return answer_renewed(r, rank, generation);
+	TRY(state_dict_renew(r->core->state_dicts, &who, r->parts[2], rank, generation, &expires_ms));
+	req_hold(r);
+	state_dict_follow(r->core->state_dicts, &who, r->parts[2], taken, wait_ms, on_news, r);
+	return OK;
 }

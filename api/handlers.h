@@ -20,6 +20,8 @@ FALLIBLE enum err h_sdict_digests(struct req *r);
 FALLIBLE enum err h_rank_image(struct req *r);
 FALLIBLE enum err h_rank_reserve(struct req *r);
 FALLIBLE enum err h_rank_renew(struct req *r);
+FALLIBLE enum err h_publications_list(struct req *r);
+FALLIBLE enum err h_publication_get(struct req *r);
 FALLIBLE enum err h_rank_seal(struct req *r);
 FALLIBLE enum err h_rank_release(struct req *r);
 FALLIBLE enum err h_rank_copy(struct req *r);

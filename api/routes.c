@@ -30,11 +30,14 @@ static const struct route routes[] = {
 	{ "GET", "/v1/state-dicts/{name}/ranks/{rank}/image", h_rank_image, ROUTE_NO_BODY, false, false, Q("generation", NULL),
 	  .image = true },
 	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:reserve", h_rank_reserve, ROUTE_BODY, false, true, Q("wait", NULL) },
-	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:renew", h_rank_renew, ROUTE_BODY_MAY, false, false, Q(NULL) },
+	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:renew", h_rank_renew, ROUTE_BODY_MAY, false, false, Q("wait", NULL) },
 	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:seal", h_rank_seal, ROUTE_BODY, false, false, Q(NULL) },
 	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:release", h_rank_release, ROUTE_BODY, false, false, Q(NULL) },
 	{ "POST", "/v1/state-dicts/{name}/ranks/{rank}:copy", h_rank_copy, ROUTE_BODY, false, false, Q(NULL) },
 	{ "GET", "/v1/descriptors", h_descriptors, ROUTE_NO_BODY, false, false, Q(NULL), .scope = SCOPE_SUBMIT },
+
+	{ "GET", "/v1/publications", h_publications_list, ROUTE_NO_BODY, false, false, Q(NULL), .list = "publications" },
+	{ "GET", "/v1/publications/{name}", h_publication_get, ROUTE_NO_BODY, false, false, Q(NULL) },
 
 	{ "GET", "/v1/checkpoints", h_checkpoints_list, ROUTE_NO_BODY, false, false,
 	  Q("page_size", "page_token", "prefix", "storage", "run", "filter", "sort", NULL), .list = "checkpoints" },

@@ -152,6 +152,9 @@ void gauges_fill(const struct gauge_parts *s)
 	metrics_set(m, "dcpd_shm_bytes", "state=\"limit\"", (double)limit);
 	metrics_set(m, "dcpd_shm_bytes", "state=\"orphaned\"", (double)state_dict_orphaned(s->state_dicts));
 	metrics_set(m, "dcpd_state_dicts", "", state_dict_count(s->state_dicts));
+	double lag = 0;
+	metrics_set(m, "dcpd_subscribers", "", state_dict_subscribers(s->state_dicts, &lag));
+	metrics_set(m, "dcpd_subscriber_lag_seconds", "", lag);
 	metrics_set(m, "dcpd_journal_commits_total", "", (double)journal_commits(s->journal));
 	metrics_set(m, "dcpd_journal_writable", "", journal_may_write(s->journal) == OK);
 	metrics_set(m, "dcpd_journal_waiting", "", (double)journal_waiting(s->journal));

@@ -64,10 +64,11 @@ static FALLIBLE enum err check_world(const struct job *j, json_int_t *world_out)
 	if (asked && there && asked != there)
 		return err_at_pointer(ERR(WORLD_MISMATCH, "state dict \"%s\" has %jd ranks, not %jd", ref->name.p, (intmax_t)there,
 					  (intmax_t)asked), "/target/world_size");
-	if (there && there < source)
+	bool shrinks = j->kind == JOB_REDISTRIBUTE;
+	if (there && there < source && !shrinks)
 		return err_at_pointer(ERR(WORLD_MISMATCH, "the source has %jd ranks, state dict \"%s\" only %jd", (intmax_t)source,
 					  ref->name.p, (intmax_t)there), "/target");
-	if (asked && asked < source)
+	if (asked && asked < source && !shrinks)
 		return err_at_pointer(ERR(WORLD_MISMATCH, "the source has %jd ranks, the target cannot have %jd: ranks of a mesh may be "
 					  "listed, the others then hold nothing", (intmax_t)source, (intmax_t)asked), "/target/world_size");
 	*world_out = larger(larger(source, other), larger(there, asked));
@@ -96,6 +97,8 @@ FALLIBLE enum err job_state_dict_op_check(const struct job *j)
 
 	if (!job_state_dict_op_is(j))
 		return OK;
+	if (j->spec.delta && job_state_dict_op_network(j))
+		return err_at_pointer(ERR(VALIDATION_FAILED, "a delta is made in shared memory"), "/backend");
 	if (missing)
 		return err_at_pointer(ERR(BACKEND_UNAVAILABLE, "%s", missing), nccl ? "/backend" : "/device");
 	TRY(check_target(j));

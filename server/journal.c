@@ -29,7 +29,7 @@ static const char *const change_sql[CHANGE_MAX] = {
 	[PUT_CLUSTER] = "INSERT OR REPLACE INTO meta VALUES('cluster', ?1)",
 	[PUT_SERVICE] = "UPDATE meta SET value = ?1 WHERE key = 'service_ms'",
 	[PUT_KEY] = "INSERT OR REPLACE INTO keys VALUES(?1,?2,?3,?4,?5,?6)",
-	[PUT_STATE_DICT] = "INSERT INTO state_dicts VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10) ON CONFLICT(name) DO UPDATE SET"
+	[PUT_STATE_DICT] = "INSERT INTO state_dicts VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11) ON CONFLICT(name) DO UPDATE SET"
 			   " orphaned_ms=?7, last_generation=?8, on_owner_death=?9, orphan_since_ms=?10",
 	[DELETE_STATE_DICT] = "DELETE FROM state_dicts WHERE name = ?1",
 	[PUT_SLOT] = "INSERT OR REPLACE INTO slots VALUES(?1,?2,?3,?4,?5,?6,?7,?8)",
@@ -65,7 +65,7 @@ static const char *const change_sql[CHANGE_MAX] = {
 			" WHERE kind = ?1 AND follower = ?2 AND state >= ?3 ORDER BY id DESC LIMIT -1 OFFSET ?4)",
 };
 
-enum { VALUES_MAX = 10, STARVED_TURNS = 200, STARVED_NS = 10000000, FULL_LOOK_S = 1 };
+enum { VALUES_MAX = 11, STARVED_TURNS = 200, STARVED_NS = 10000000, FULL_LOOK_S = 1 };
 
 struct value {
 	char *text;                 /* NULL: the integer */
@@ -201,8 +201,9 @@ void journal_put_key(struct journal_txn *t, const struct journal_key *key)
 
 void journal_put_state_dict(struct journal_txn *t, const struct journal_state_dict *sd)
 {
-	journal_change(t, PUT_STATE_DICT, "ziiiiiiisi", sd->name, (int64_t)sd->uid, (int64_t)sd->world_size, (int64_t)sd->slots,
-		       sd->lease_ms, sd->created_ms, sd->orphaned_ms, sd->last_generation, sd->on_owner_death, sd->orphan_since_ms);
+	journal_change(t, PUT_STATE_DICT, "ziiiiiiisis", sd->name, (int64_t)sd->uid, (int64_t)sd->world_size, (int64_t)sd->slots,
+		       sd->lease_ms, sd->created_ms, sd->orphaned_ms, sd->last_generation, sd->on_owner_death, sd->orphan_since_ms,
+		       sd->role);
 }
 
 void journal_delete_state_dict(struct journal_txn *t, const char *name)

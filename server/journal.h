@@ -24,7 +24,7 @@
 
 struct journal;
 
-enum { JOURNAL_VERSION = 12, JOURNAL_VERDICTS_MAX = 100000, JOURNAL_ATTEMPTS_MAX = 10000, JOURNAL_AUDIT_MAX = 100000 };
+enum { JOURNAL_VERSION = 13, JOURNAL_VERDICTS_MAX = 100000, JOURNAL_ATTEMPTS_MAX = 10000, JOURNAL_AUDIT_MAX = 100000 };
 
 struct journal_txn;
 
@@ -88,6 +88,7 @@ struct journal_state_dict {
 	int64_t orphan_since_ms;    /* service time */
 	int64_t last_generation;
 	struct str on_owner_death;  /* JSON or empty */
+	struct str role;            /* JSON or empty: it publishes or subscribes; never changes */
 };
 struct journal_slot {
 	const char *name;

@@ -86,6 +86,8 @@ static const char *const migrations[JOURNAL_VERSION] = {
 	/* Policies are kept as webhooks and chains are. */
 	"INSERT INTO followers SELECT 2, name, uid, 0, doc FROM policies;"
 	"DROP TABLE policies;",
+
+	"ALTER TABLE state_dicts ADD COLUMN role TEXT NOT NULL DEFAULT '';",
 };
 
 static FALLIBLE enum err ask_int(sqlite3 *db, const char *sql, int64_t *out)

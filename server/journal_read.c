@@ -21,7 +21,7 @@ static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_PLAN] = "SELECT plan FROM plans WHERE job = ?1",
 	[QUERY_KEY] = "SELECT digest, resource, created_ms FROM keys WHERE scope = ?1 AND uid = ?2 AND key = ?3",
 	[QUERY_STATE_DICTS] = "SELECT name, uid, world_size, slots, lease_ms, created_ms, orphaned_ms, last_generation,"
-			      " on_owner_death, orphan_since_ms FROM state_dicts ORDER BY name",
+			      " on_owner_death, orphan_since_ms, role FROM state_dicts ORDER BY name",
 	[QUERY_SLOTS] = "SELECT name, rank, slot, segment, bytes, image_bytes, state, generation FROM slots"
 			" ORDER BY name, rank, slot",
 	[QUERY_STORAGES] = "SELECT name, path, uid, expires_ms FROM storages ORDER BY name",
@@ -258,7 +258,8 @@ static enum err row_state_dict(void *user, sqlite3_stmt *s)
 					  .orphaned_ms = sqlite3_column_int64(s, 6),
 					  .last_generation = sqlite3_column_int64(s, 7),
 					  .on_owner_death = journal_column(s, 8),
-					  .orphan_since_ms = sqlite3_column_int64(s, 9) };
+					  .orphan_since_ms = sqlite3_column_int64(s, 9),
+					  .role = journal_column(s, 10) };
 
 	return c->state_dict(c->user, &row);
 }

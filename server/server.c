@@ -112,6 +112,9 @@ static void on_job_ended(struct job *j)
 		policy_note(j->server, j->kind, &j->spec.target);
 	if (j->spec.trash_ms)
 		trash_care_changed(j->server, j->spec.target.storage.p);
+	if (j->spec.delta && !j->dry_run)
+		state_dict_update_ended(j->server, &(struct state_dict_updated){ j->spec.target.name, j->spec.source.generation,
+										 j->state == JOB_SUCCEEDED, j->error, j->result });
 	webhooks_wake(j->server);
 	chains_wake(j->server, j->id);
 	flushers_note(j->server->flushers, j);
@@ -188,6 +191,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(cluster_new(s, &s->cluster));
 	TRY(jobs_recover(s));
 	TRY(state_dict_orphans_start(s));
+	TRY(state_dict_updates_start(s));
 	TRY(flushers_new(s, &s->flushers));
 	TRY(storage_care_start(s));
 	TRY(trash_care_start(s));

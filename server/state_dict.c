@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "server/service_clock.h"
 #include "server/config.h"
+#include "server/events.h"
 #include "server/state_dict_impl.h"
 
 /* ---- making ---- */
@@ -52,6 +53,23 @@ static FALLIBLE enum err check_name(struct str name)
 	return OK;
 }
 
+static FALLIBLE enum err check_role(struct state_dicts *s, const struct state_dict_request *rq)
+{
+	const char *publication = json_string_value(json_object_get(json_object_get(rq->role, "subscribe"), "publication"));
+	struct state_dict *sd;
+	uint32_t n = 0;
+
+	if (json_object_get(rq->role, "publish") && rq->slots == 1)
+		return ERR(VALIDATION_FAILED, "a publication has at least 2 slots: its newest version stays while the next one is written");
+	if (!publication)
+		return OK;
+	map_each(&s->table, sd)
+		n += state_dict_subscribes(sd) && strcmp(sd->feed->publication, publication) == 0;
+	if (n >= STATE_DICT_SUBSCRIBERS_MAX)
+		return ERR(LIMIT_EXCEEDED, "publication \"%s\" has %u subscribers already", publication, n);
+	return OK;
+}
+
 static FALLIBLE enum err check_request(struct state_dicts *s, const struct state_dict_request *rq)
 {
 	if (*s->parts.draining)
@@ -63,7 +81,7 @@ static FALLIBLE enum err check_request(struct state_dicts *s, const struct state
 		return ERR(VALIDATION_FAILED, "slots must be from 1 to %d", STATE_DICT_SLOTS_MAX);
 	if (rq->lease_ms < 0 || rq->lease_ms > 86400000)
 		return ERR(VALIDATION_FAILED, "a lease lasts at most a day");
-	return OK;
+	return check_role(s, rq);
 }
 
 static FALLIBLE enum err seen_before(struct state_dicts *s, const struct state_dict_request *rq, bool *seen_out)
@@ -101,6 +119,8 @@ static FALLIBLE enum err create(struct state_dicts *s, const struct state_dict_r
 	sd->on_owner_death = rq->on_owner_death ? json_deep_copy(rq->on_owner_death) : NULL;
 	if (rq->on_owner_death && !sd->on_owner_death)
 		return ERR(NO_MEMORY, "cannot make a state dict");
+	if (rq->role)
+		TRY(state_dict_feed_new(sd, rq->role));
 	state_dict_lease_begin(sd);
 	*txn = journal_txn_new(s->parts.journal);
 	state_dict_row(*txn, sd);
@@ -176,6 +196,11 @@ static enum err take_row(void *user, const struct journal_state_dict *row)
 		return e;
 	if (e)
 		log_err("the journal's wishes about a state dict cannot be read", "state_dict", sd->name, NULL);
+	CLEANUP(json_decrefp) json_t *role = NULL;
+	e = row->role.n ? jtext_parse(row->role, 0, &role) : OK;
+	e = e || !role ? e : state_dict_feed_new(sd, role);
+	if (e)
+		return e;
 	if (!sd->orphaned_ms)
 		state_dict_lease_begin(sd);
 	return OK;
@@ -257,6 +282,9 @@ void state_dicts_free(struct state_dicts *all)
 	loop_timer_stop(&all->tick);
 	loop_timer_stop(&all->orphan_tick);
 	state_dict_readings_free(all);
+	loop_timer_stop(&all->update_tick);
+	events_unlisten(all->parts.events, &all->listener);
+	state_dict_feed_end(all);
 	map_each(&all->table, sd) {
 		state_dict_fail_waiters(sd);
 		while (sd->uses)

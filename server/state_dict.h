@@ -31,12 +31,13 @@ struct server;
 struct state_dicts;
 
 enum { STATE_DICT_NAME_MAX = 200, STATE_DICT_WORLD_MAX = 65536, STATE_DICT_SLOTS_MAX = 16, STATE_DICTS_MAX = 4096,
-       STATE_DICT_WAITERS_MAX = 4096 };
+       STATE_DICT_WAITERS_MAX = 4096, STATE_DICT_SUBSCRIBERS_MAX = 256, STATE_DICT_READERS_MAX = 64 };
 
 struct state_dict_request {
 	struct str name;
 	int64_t world_size, slots;      /* slots 0: two */
 	int64_t lease_ms;               /* 0: the configured one */
+	const json_t *role;             /* {"publish":{"readers"}} or {"subscribe":{"publication","layout"}}, checked; NULL: neither */
 	const json_t *on_owner_death;   /* {"save":{"storage","name" with {generation}, …}} as SURFACES says, checked; NULL: keep 1 h */
 	struct principal who;
 	struct idempotency idem;
@@ -81,6 +82,14 @@ void state_dict_release(struct state_dicts *s, const struct principal *who, stru
  * expires_ms_out: wall clock; 0 if it has no lease. */
 FALLIBLE enum err state_dict_renew(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 				   int64_t *expires_ms_out);
+/* A rank of a subscriber uses this generation from now on, and none before: when all ranks have said so, the one before is free. Once more
+ * is fine. ERR_NOT_SEALED: there is none. */
+FALLIBLE enum err state_dict_take(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation);
+/* Calls back when all ranks of a subscriber have a generation newer than `after`, when an update to one has failed, or after wait_ms.
+ * ERR_NOT_FOUND, also when it is deleted meanwhile; ERR_FORBIDDEN; ERR_STATE_CONFLICT: it is no subscriber; ERR_BUSY if
+ * STATE_DICT_WAITERS_MAX requests wait. */
+void state_dict_follow(struct state_dicts *s, const struct principal *who, struct str name, int64_t after, int64_t wait_ms, done_fn fn,
+		       void *user);
 /* ERR_STATE_DICT_BUSY while a job uses it. */
 void state_dict_delete(struct state_dicts *s, const struct principal *who, struct str name, done_fn fn, void *user);
 
@@ -242,6 +251,21 @@ struct state_dict_parts {
 };
 FALLIBLE enum err state_dicts_new(const struct state_dict_parts *parts, struct state_dicts **out);
 FALLIBLE enum err state_dict_orphans_start(struct server *s);    /* saves and drops what dead trainers left; after jobs_new */
+/* Keeps subscribers at their publication's newest version; after jobs_new. */
+FALLIBLE enum err state_dict_updates_start(struct server *s);
+/* A job that redistributed with `delta` has ended. */
+struct state_dict_updated {
+	struct str name;                /* of its target */
+	int64_t generation;             /* of its source */
+	bool succeeded;
+	const json_t *error, *result;   /* error NULL: it was cancelled */
+};
+void state_dict_update_ended(struct server *s, const struct state_dict_updated *u);
+/* The request of an update, without defaults; NULL: no memory. layout: the subscriber's rules, or NULL. */
+json_t *state_dict_update_request(const char *publication, const char *subscriber, json_int_t world_size, const json_t *layout);
+/* {"publications":[…]}: records with their "subscribers"; name: of one, as that record alone. Those that the caller may read. */
+FALLIBLE enum err state_dict_publications(struct state_dicts *s, const struct principal *who, struct str name, struct buf *out);
 void state_dicts_settle(struct state_dicts *s);       /* after the journal's jobs took up what they use */
 void state_dicts_free(struct state_dicts *sd);
 uint32_t state_dict_count(const struct state_dicts *s);
+uint32_t state_dict_subscribers(const struct state_dicts *s, double *lag_out);   /* lag: of the one that is furthest behind, in seconds */

@@ -210,7 +210,7 @@ void state_dict_await_deleted(struct state_dict *sd)
 
 const struct slot_watch state_dict_await_watch = { .changed = state_dict_await_look, .given_up = given_up,
 						   .filler_gone = filler_gone,
-						   .deleted = state_dict_await_deleted };
+						   .deleted = state_dict_await_deleted, .complete = state_dict_feed_complete };
 
 FALLIBLE enum err state_dict_await(struct state_dicts *s, const struct state_dict_wish *w, struct state_dict_use **use_out,
 				   struct state_dict_await **out)

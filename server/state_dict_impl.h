@@ -54,7 +54,32 @@ struct slot_memory {
 	char *storage, *name;       /* of the checkpoint; NULL: the entry is free */
 };
 
+/* A version that this run saw published. */
+struct feed_version {
+	int64_t generation, at_ms, wall_ms;  /* at_ms: monotone clock; 0: the entry is free */
+};
+enum { FEED_VERSIONS = 16 };
+
+/* The part of a state dict that only publications and subscribers have (state_dict_feed.c). */
+struct state_dict_feed {
+	bool publishes;             /* else it subscribes */
+	json_t *role;               /* {"publish":{…}} or {"subscribe":{…}}, as it was asked for */
+	const char *publication;    /* that it subscribes to; in `role` */
+	struct feed_version versions[FEED_VERSIONS];
+	uint32_t version_count;
+	/* of a subscriber: */
+	int64_t *taken;             /* per rank: the version that it uses; -1: none that this run knows of */
+	int64_t applied;            /* the newest that all ranks have taken; -1: none */
+	char job[27];               /* the update under way; "": none */
+	bool asking;                /* it is being made */
+	int64_t retry_ms;           /* service time: no update is asked for before */
+	int64_t failed_generation;  /* of the publication, whose update failed; -1: the last one did not */
+	json_t *problem;            /* … and why */
+	uint64_t updates, changed_bytes, kept_bytes;   /* how many succeeded; of the last one */
+};
+
 struct slot_waiter;
+struct feed_waiter;
 struct state_dict_await;
 
 struct state_dict {
@@ -84,6 +109,7 @@ struct state_dict {
 	uint32_t refs;              /* those who will come back from another thread or the journal */
 	bool dead;                  /* out of the table; freed with the last ref */
 	bool hidden;                /* made by a job that has not ended: nobody sees it, and the journal has no row */
+	struct state_dict_feed *feed;   /* NULL: neither a publication nor a subscriber */
 };
 
 /* The functions that a slot's changes call for those who wait for it (state_dict_await.c, which stands above state_dict_slot.c). */
@@ -92,6 +118,7 @@ struct slot_watch {
 	void (*given_up)(struct state_dict *sd, uint32_t rank, int64_t generation, const char *why);
 	void (*filler_gone)(struct state_dict *sd, struct slot *sl);   /* its process has ended, and not all was in the ring */
 	void (*deleted)(struct state_dict *sd);
+	void (*complete)(struct state_dict *sd, int64_t generation);   /* all ranks have sealed it, for the first time */
 };
 
 struct state_dicts {
@@ -100,11 +127,14 @@ struct state_dicts {
 	struct map table;
 	struct seg_owner owner;     /* this daemon; constant from the start on */
 	uint64_t used_bytes;
-	uint32_t waiting;               /* reservations that wait for a slot */
+	uint32_t waiting;               /* requests that wait: for a slot, or for a generation */
+	uint32_t subscribers;
+	struct feed_waiter *followers;
+	struct events_listener *listener;
 	struct seg_maker *maker;
 	struct state_dict_reading *readings;
 	uint32_t reading_count;
-	struct loop_timer *tick, *orphan_tick;
+	struct loop_timer *tick, *orphan_tick, *update_tick;
 };
 
 /* ---- state_dict_slot_move.c: the life of a slot ---- */
@@ -118,6 +148,9 @@ FALLIBLE enum err state_dict_find(struct state_dicts *s, const struct principal 
 /* The same, for one of its ranks, whose lease begins anew. */
 FALLIBLE enum err state_dict_find_rank(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank,
 				       struct state_dict **out);
+/* The same for one who will only read it: of a publication its readers, too. */
+FALLIBLE enum err state_dict_find_to_read(struct state_dicts *s, const struct principal *who, struct str name, struct state_dict **out);
+bool state_dict_may_read(const struct principal *who, const struct state_dict *sd);
 FALLIBLE enum err state_dict_alloc(struct state_dicts *s, struct str name, uint32_t world_size, uint32_t slots, uid_t uid,
 				   struct state_dict **out);          /* in the table, one ref fewer than none: plain */
 void state_dict_free(struct state_dict *sd);
@@ -177,6 +210,9 @@ void state_dict_await_deleted(struct state_dict *sd);
 extern const struct slot_watch state_dict_await_watch;
 bool state_dict_await_uses(const struct state_dict *sd, const struct state_dict_use *u);   /* one that it has given, and watches */
 
+/* ---- state_dict_view.c ---- */
+void state_dict_put_head(const struct state_dict *sd, struct buf *out);   /* its short record, open at the end: "}" is the caller's */
+
 /* ---- state_dict_space.c: accounting, and threads that make segments ---- */
 struct seg_wanted {
 	struct state_dict *sd;          /* gets a ref for the time being */
@@ -208,6 +244,18 @@ void state_dict_serve_waiters(struct state_dict *sd);
 void state_dict_fail_waiters(struct state_dict *sd);
 /* A slot that was not sealed and will not be, while a job reads it: free when that ends. */
 void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl);
+
+/* ---- state_dict_feed.c: publications and subscribers ---- */
+FALLIBLE enum err state_dict_feed_new(struct state_dict *sd, const json_t *role);
+void state_dict_feed_free(struct state_dict *sd);
+bool state_dict_publishes(const struct state_dict *sd);
+bool state_dict_subscribes(const struct state_dict *sd);
+void state_dict_feed_complete(struct state_dict *sd, int64_t generation);      /* all ranks have sealed it */
+int64_t state_dict_feed_taken(const struct state_dict *sd);      /* the oldest version that a rank uses; -1: of some rank it is not known */
+struct state_dict *state_dict_publication_of(const struct state_dict *subscriber);     /* NULL: there is none now */
+void state_dict_feed_look(struct state_dicts *s);                /* answers those who wait for what has come */
+void state_dict_feed_end(struct state_dicts *s);                 /* answers all */
+void state_dict_feed_put(const struct state_dict *sd, struct buf *out);
 
 /* ---- state_dict_ring.c: slots that an image goes through. */
 /* The ring lies in its slot, and the slot is being filled from now on. pid: of who fills it; 0: unknown. */

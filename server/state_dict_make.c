@@ -65,7 +65,7 @@ static struct slot *free_slot(const struct state_dict *sd, uint32_t rank, uint32
 
 static FALLIBLE enum err pick(struct state_dict *sd, uint32_t rank, struct slot **out)
 {
-	struct slot *sl = free_slot(sd, rank, sd->lease_ms ? sd->own_slots : 0);
+	struct slot *sl = free_slot(sd, rank, sd->lease_ms && !state_dict_subscribes(sd) ? sd->own_slots : 0);
 
 	if (!sl && sd->slot_count < STATE_DICT_SLOTS_MAX) {
 		TRY(state_dict_add_slots(sd));
@@ -203,9 +203,10 @@ static int64_t next_generation(const struct state_dict *sd, int64_t at_least)
 	return last + 1 > at_least ? last + 1 : at_least;
 }
 
+/* A subscriber's ranks use the older version until they say that they have taken the new one. */
 static bool superseded(const struct slot *sl, const struct state_dict_use *u)
 {
-	return sl->state == SLOT_SEALED && sl->made && sl->generation < u->generation;
+	return !state_dict_subscribes(u->owner) && sl->state == SLOT_SEALED && sl->made && sl->generation < u->generation;
 }
 
 FALLIBLE enum err state_dict_keep(struct state_dict_use *u, struct journal_txn *txn)

@@ -41,16 +41,26 @@ uint32_t state_dict_world(const struct state_dicts *s, struct str name)
 	return sd && !sd->hidden ? sd->world_size : 0;
 }
 
-FALLIBLE enum err state_dict_find(struct state_dicts *s, const struct principal *who, struct str name, struct state_dict **out)
+static FALLIBLE enum err find(struct state_dicts *s, const struct principal *who, struct str name, bool to_read, struct state_dict **out)
 {
 	struct state_dict *sd = map_object(&s->table, name);
 
 	if (!sd || sd->hidden)
 		return ERR(NOT_FOUND, "there is no state dict \"%.*s\"", (int)num_min(name.n, STATE_DICT_NAME_MAX), name.p);
-	if (!principal_may(who, sd->uid))
+	if (to_read ? !state_dict_may_read(who, sd) : !principal_may(who, sd->uid))
 		return ERR(FORBIDDEN, "state dict \"%s\" belongs to uid %u", sd->name, sd->uid);
 	*out = sd;
 	return OK;
+}
+
+FALLIBLE enum err state_dict_find(struct state_dicts *s, const struct principal *who, struct str name, struct state_dict **out)
+{
+	return find(s, who, name, false, out);
+}
+
+FALLIBLE enum err state_dict_find_to_read(struct state_dicts *s, const struct principal *who, struct str name, struct state_dict **out)
+{
+	return find(s, who, name, true, out);
 }
 
 /* ---- memory ---- */
@@ -65,6 +75,7 @@ void state_dict_free(struct state_dict *sd)
 		json_decref(sl->problem);
 	}
 	json_decref(sd->on_owner_death);
+	state_dict_feed_free(sd);
 	loop_timer_stop(&sd->look_timer);
 	for (uint32_t k = 0; k < sd->slot_count; k++)
 		mem_free(sd->slots[k]);
@@ -149,6 +160,11 @@ void state_dict_row(struct journal_txn *t, const struct state_dict *sd)
 		journal_txn_fail(t, ERR(NO_MEMORY, "cannot describe a state dict"));
 		return;
 	}
+	CLEANUP(mem_free_ptr) char *role = sd->feed ? jtext_of(sd->feed->role) : NULL;
+	if (sd->feed && !role) {
+		journal_txn_fail(t, ERR(NO_MEMORY, "cannot describe a state dict"));
+		return;
+	}
 	struct journal_state_dict row = { .name = sd->name,
 					  .uid = sd->uid,
 					  .world_size = sd->world_size,
@@ -158,7 +174,8 @@ void state_dict_row(struct journal_txn *t, const struct state_dict *sd)
 					  .orphaned_ms = sd->orphaned_ms,
 					  .orphan_since_ms = sd->orphan_since_ms,
 					  .last_generation = sd->last_generation,
-					  .on_owner_death = text ? str_of(text) : STR("") };
+					  .on_owner_death = text ? str_of(text) : STR(""),
+					  .role = role ? str_of(role) : STR("") };
 
 	journal_put_state_dict(t, &row);
 }

@@ -93,6 +93,18 @@ static struct slot *pick(const struct state_dict *sd, uint32_t rank, uint64_t by
 	return best;
 }
 
+/* A version that this rank sealed and others did not, before it went on: its publisher was killed in between. */
+static void drop_unfinished(struct state_dict *sd, uint32_t rank, int64_t generation)
+{
+	int64_t newest = state_dict_newest(sd);
+
+	for (uint32_t k = 0; k < sd->slot_count; k++) {
+		struct slot *sl = state_dict_slot(sd, rank, k);
+		if (sl->state == SLOT_SEALED && sl->generation > newest && sl->generation < generation && !sl->uses)
+			state_dict_free_slot(sd, sl);
+	}
+}
+
 /* true: the waiter has been dealt with. */
 static bool try_reserve(struct slot_waiter *w)
 {
@@ -107,6 +119,8 @@ static bool try_reserve(struct slot_waiter *w)
 	}
 	if (!sl) /* one that is too small for this generation is made larger: a rank has one slot of a generation */
 		sl = pick(sd, w->rank, w->bytes);
+	if (!sl && state_dict_publishes(sd))
+		drop_unfinished(sd, w->rank, w->generation);
 	if (!sl)
 		return false;
 	w->slot = sl;
@@ -277,6 +291,7 @@ static void on_sealed(void *user, enum err e)
 			state_dict_look_at(sd, sl);
 		if (!e && state_dict_complete(sd, sl->generation)) {
 			state_dict_emit(sd, "complete", sl->generation);
+			watch_of(sd)->complete(sd, sl->generation);
 			if (sl->generation > sd->last_generation) {
 				sd->last_generation = sl->generation;
 				state_dict_write(sd);

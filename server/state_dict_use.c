@@ -36,7 +36,7 @@ static FALLIBLE enum err choose(struct state_dicts *s, const struct principal *w
 {
 	struct state_dict *sd;
 
-	TRY(state_dict_find(s, who, name, &sd));
+	TRY(state_dict_find_to_read(s, who, name, &sd));
 	int64_t chosen = generation >= 0 ? generation : state_dict_newest(sd);
 	for (uint32_t r = 0; r < sd->world_size; r++)
 		if (chosen < 0 || !usable(sd, r, chosen, again))

@@ -15,7 +15,7 @@ static uint64_t bytes_of(const struct state_dict *sd)
 	return sum;
 }
 
-static void put_head(const struct state_dict *sd, struct buf *out)
+void state_dict_put_head(const struct state_dict *sd, struct buf *out)
 {
 	char stamp[CLOCK_TEXT_MAX];
 	int64_t newest = state_dict_newest(sd);
@@ -36,6 +36,7 @@ static void put_head(const struct state_dict *sd, struct buf *out)
 		buf_printf(out, ",\"on_owner_death\":%s", text ? text : "null");
 		mem_free(text);
 	}
+	state_dict_feed_put(sd, out);
 }
 
 static const char *state_text(const struct slot *sl)
@@ -108,8 +109,8 @@ FALLIBLE enum err state_dict_put(struct state_dicts *s, const struct principal *
 {
 	struct state_dict *sd;
 
-	TRY(state_dict_find(s, who, name, &sd));
-	put_head(sd, out);
+	TRY(state_dict_find_to_read(s, who, name, &sd));
+	state_dict_put_head(sd, out);
 	buf_puts(out, ",\"ranks\":[");
 	for (uint32_t r = 0; r < sd->world_size; r++) {
 		if (r)
@@ -138,7 +139,7 @@ FALLIBLE enum err state_dict_list(struct state_dicts *s, const struct principal 
 
 	NEED(all, "cannot list state dicts");
 	map_each(t, sd) {
-		if (!sd->hidden && principal_may(who, sd->uid) && (page_token.n == 0 || str_cmp(str_of(sd->name), page_token) > 0))
+		if (!sd->hidden && state_dict_may_read(who, sd) && (page_token.n == 0 || str_cmp(str_of(sd->name), page_token) > 0))
 			all[n++] = sd;
 	}
 	qsort(all, n, sizeof *all, by_name);
@@ -146,7 +147,7 @@ FALLIBLE enum err state_dict_list(struct state_dicts *s, const struct principal 
 	for (; shown < n && shown < page_size; shown++) {
 		if (shown)
 			buf_puts(out, ",");
-		put_head(all[shown], out);
+		state_dict_put_head(all[shown], out);
 		buf_puts(out, "}");
 	}
 	buf_puts(out, "]");

@@ -73,10 +73,12 @@ ORDER = {
         gang
         lookup
         storage_probe
+        state_dict_role
         state_dict_memory state_dict_record state_dict_slot_move state_dict_wish state_dict_owner
         state_dict_space state_dict_look
         state_dict_ring
         state_dict_slot
+        state_dict_feed
         state_dict_use
         device_copy
         state_dict_await state_dict_make
@@ -104,7 +106,7 @@ ORDER = {
         flusher
         sweep
         policy_records policy policy_run
-        storage_care trash_care state_dict_orphan
+        storage_care trash_care state_dict_orphan state_dict_update
         gauges doctor_report
         server
         main""",

@@ -215,6 +215,14 @@ static const struct command commands[] = {
 	  "The nodes of the cluster, as the one that answers saw them last, with the jobs that have not ended. STATE is joined, draining, "
 	  "drained, or away: etcd has not heard of it for longer than --cluster-ttl.",
 	  0, 0, look_nodes },
+	{ "publications",
+	  "publications",
+	  "",
+	  "publications and their subscribers, with versions and lag",
+	  "Publications (weights that a trainer publishes) and their subscribers. VERSION is the newest that all ranks have, APPLIED the "
+	  "one that all ranks of a subscriber use, LAG for how many seconds it has lacked the publication's newest, CHANGED how much of "
+	  "its last update differed from the version before.",
+	  0, 0, look_publications },
 	{ "drain",
 	  "drain STORAGE:RUN | NODE [--wait 60s]",
 	  "wait=",

@@ -1,4 +1,5 @@
-/* look_nodes.c: dcpctl's commands about the nodes of a cluster, and drain, which runs have, too. */
+/* look_nodes.c: dcpctl's commands about others than this host's trainers: nodes of a cluster, drain, which runs have, too, and who is
+ * given published weights. */
 #include <stdio.h>
 #include <string.h>
 
@@ -29,6 +30,33 @@ int look_nodes(const struct command *, struct client *c, const struct args *a)
 	buf_puts(&path, "/v1/nodes");
 	enum err e = client_end(&path);
 	return e ? follow_failed(c, e) : follow_show(c, &path, args_flag(a, "json"), print_nodes);
+}
+
+static void print_publications(const json_t *doc)
+{
+	static const char *const published[] = { "PUBLICATION=name", "VERSION=generation", "RANKS=world_size",
+						 "PUBLISHED=published_at", NULL };
+	static const char *const subscribed[] = { "SUBSCRIBER=name", "OF=subscribe.publication", "RANKS=world_size", "VERSION=generation",
+						  "APPLIED=subscription.applied", "LAG=subscription.lag_s",
+						  "CHANGED=subscription.changed_bytes:bytes", "PROBLEM=subscription.problem.code", NULL };
+	json_t *all = json_array(), *one;
+	size_t i;
+
+	show_table(json_object_get(doc, "publications"), published);
+	json_array_foreach(json_object_get(doc, "publications"), i, one)
+		json_array_extend(all, json_object_get(one, "subscribers"));
+	if (json_array_size(all))
+		show_table(all, subscribed);
+	json_decref(all);
+}
+
+int look_publications(const struct command *, struct client *c, const struct args *a)
+{
+	CLEANUP(buf_free) struct buf path = BUF_INIT(64);
+
+	buf_puts(&path, "/v1/publications");
+	enum err e = client_end(&path);
+	return e ? follow_failed(c, e) : follow_show(c, &path, args_flag(a, "json"), print_publications);
 }
 
 typedef bool is_done_fn(const json_t *answer);

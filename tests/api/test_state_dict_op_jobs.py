@@ -343,7 +343,7 @@ def test_restart(tmp_path):
     ("copy", {"layout": []}, "unknown_field", "/layout"),
     ("copy", {"backend": "gloo"}, "validation_failed", "/backend"),
     ("distribute", {"layout": [{"match": "*", "mesh": [3, 3], "placements": ["R", "R"], "ranks": [0]}]}, "world_mismatch", None),
-    ("redistribute", {"layout": [{"match": "*", "mesh": [1], "placements": ["R"]}]}, "world_mismatch", "/target/world_size"),
+    ("distribute", {"layout": [{"match": "*", "mesh": [1], "placements": ["R"]}]}, "world_mismatch", "/target/world_size"),
     ("redistribute", {"layout": [{"match": "*", "placements": ["Cut(0)"]}]}, "layout_invalid", "/layout/0/placements/0"),
 ])
 def test_refused(d, train, kind, more, code, pointer):

@@ -347,3 +347,34 @@ def resume(pg, rank, run):
     model = {"w": distribute_tensor(torch.full((8, 4), -1.0), mesh_of(pg, (2,)), [Shard(0)]), "step": -1}
     r = dcpd.resume(run, into=model, process_group=pg)
     return r and (tuple(r)[:2], [s["name"] for s in r.skipped], model["w"].full_tensor().unique().tolist(), model["step"])
+
+
+def publish_and_serve(pg, rank, name, tp_from, tp_to):
+    """The first tp_from ranks publish, the first tp_to serve; each compares with what distribute_tensor makes of the whole."""
+    import contextlib
+
+    def cut(n, seed):
+        full = whole((8, 6), seed), whole((5,), seed + 1)
+        if n == 1:
+            return {"w": full[0], "v": full[1], "step": seed}
+        mesh = mesh_of(pg, (n,))
+        return {"w": distribute_tensor(full[0], mesh, [Shard(1)]), "v": distribute_tensor(full[1], mesh, [Replicate()]), "step": seed}
+
+    alone = {"no_dist": True}
+    two = {"process_group": pg}
+    serving, publishing = rank < tp_to, rank < tp_from
+    into = cut(tp_to, 900) if serving else None
+    with contextlib.ExitStack() as stack:
+        sub = stack.enter_context(dcpd.subscribe(name, into=into, timeout=60, **(two if tp_to > 1 else alone))) if serving else None
+        for seed in (1, 2):
+            if publishing:
+                pub = dcpd.publish(cut(tp_from, seed), name, version=seed, **(two if tp_from > 1 else alone))
+            if serving:
+                assert next(sub).version == seed
+                for k, t in cut(tp_to, seed).items():
+                    a, b = (x.to_local() if isinstance(x, DTensor) else x for x in (into[k], t))
+                    assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, (k, a, b)
+    if rank == 0:
+        pub.wait(60)
+        pub.delete()
+    return "same"

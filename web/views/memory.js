@@ -78,6 +78,17 @@ function slots(dict) {
 		ranks.length && cells > CELLS_MAX ? h("p", { class: "small" }, `the first of ${ranks.length} ranks`) : null);
 }
 
+/* What it is to others: a publication, or a subscriber and how far behind it is. */
+function role(d) {
+	if (d.publish)
+		return h("p", { class: "small" }, "publication");
+	if (!d.subscribe)
+		return null;
+	const s = d.subscription || {}, behind = s.lag_s > 0 ? `, ${seconds(s.lag_s)} behind` : "";
+	return h("p", { class: "small" }, `subscribes to ${d.subscribe.publication}: version ${s.applied ?? "–"} in use${behind}`,
+		s.problem ? `; ${s.problem.code}: ${s.problem.detail ?? ""}` : "");
+}
+
 export function draw() {
 	const shm = store.capabilities?.shm;
 	sync($("memory-use"), shm ? [h("div", { class: "stats" }, stat("In use", bytes(shm.used_bytes)), stat("Free", bytes(shm.free_bytes)),
@@ -87,7 +98,7 @@ export function draw() {
 		const all = (d.ranks || []).flatMap((r) => r.slots || []), users = [...new Set(all.flatMap((s) => s.in_use_by || []))];
 		const memory = d.ranks ? all.reduce((sum, s) => sum + (s.bytes || 0), 0) : d.bytes, sealed = d.sealed_generation ?? sealedByAll(d);
 		return [
-			h("th", { scope: "row", class: "name mono" }, `shm:${d.name}`),
+			h("th", { scope: "row", class: "name mono" }, `shm:${d.name}`, role(d)),
 			h("td", { class: "num" }, d.world_size ?? "–"),
 			h("td", { class: "num" }, bytes(memory)),
 			h("td", {}, sealed !== null && sealed !== undefined ? `generation ${sealed}` : d.ranks ? "no" : "–"),

@@ -80,7 +80,8 @@ enum err exact_load_headers(struct job *j, const struct input *source)
 	must(source->world_size == c->sd->file_count);
 	for (uint32_t r = 0; !e && r < source->world_size; r++)
 		e = err_at_rank(read_header(c, r, &headers[r]), r);
-	e = e ?: segments_place(j, source->world_size, c->file_bytes, headers);
+	e = e ?: segments_ask(j, source->world_size, c->file_bytes, NULL);
+	e = e ?: segments_put_headers(j, headers);
 	for (uint32_t r = 0; headers && r < source->world_size; r++)
 		buf_free(&headers[r]);
 	mem_free(headers);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "base/num.h"
+#include "ops/state_dict_op_delta.h"
 #include "ops/state_dict_op_report.h"
 #include "ops/state_dict_op_tables.h"
 #include "runner/exchange.h"
@@ -30,9 +31,16 @@ struct op {
 	struct state_dict_op_plan plan;
 	struct state_dict_op_images images;
 	struct run_build build;
+	struct state_dict_op_delta delta;
 };
 
 /* ----------------------------------------------------------------------------------------------------- request */
+
+/* Ranks that get a result: fewer than the source has only by redistribute. */
+static uint32_t target_world(const struct op *o)
+{
+	return o->rq.target_world ? o->rq.target_world : o->rq.world_size;
+}
 
 static FALLIBLE enum err read_request(struct op *o)
 {
@@ -53,7 +61,7 @@ static FALLIBLE enum err read_request(struct op *o)
 	o->rq.values = spec->values;
 	if (!spec->layout.given)
 		return OK;
-	TRY(spec_layout_open(o->job->worker, &spec->layout, o->rq.world_size, &o->layout));
+	TRY(spec_layout_open(o->job->worker, &spec->layout, target_world(o), &o->layout));
 	o->rq.layout = &o->layout.layout;
 	TRY(layout_check_in_memory(o->rq.layout));
 	TRY(layout_use_new(o->rq.layout, &o->layout_use));
@@ -66,6 +74,16 @@ static FALLIBLE enum err read_request(struct op *o)
 static uint32_t world_of(const struct rank_segments *dict)
 {
 	return dict ? dict->count : 0;
+}
+
+/* The target's world as asked for, else as it is, else the source's. */
+static uint32_t redistributed_world(const struct op *o)
+{
+	uint32_t there = world_of(o->dicts[SIDE_COMPANION]);
+
+	if (o->job->spec.world_size)
+		return (uint32_t)o->job->spec.world_size;
+	return there ? there : world_of(o->dicts[SIDE_SOURCE]);
 }
 
 /* The world is as large as the larger state dict, or as is asked for. */
@@ -84,6 +102,8 @@ static FALLIBLE enum err find_dicts(struct op *o)
 	for (uint32_t i = 0; i < STATE_DICT_OP_SIDES; i++)
 		o->rq.world_size = (uint32_t)num_max(o->rq.world_size, world_of(o->dicts[i]));
 	o->rq.world_size = (uint32_t)num_max(o->rq.world_size, (uint64_t)spec->world_size);
+	if (o->rq.kind == JOB_REDISTRIBUTE)
+		o->rq.target_world = redistributed_world(o);
 	o->job->members = exchange_members(o->job, o->rq.world_size);
 	return o->rq.world_size ? OK : ERR(PROTOCOL, "a state dict without ranks");
 }
@@ -91,7 +111,7 @@ static FALLIBLE enum err find_dicts(struct op *o)
 static FALLIBLE enum err read_trees(struct op *o)
 {
 	for (uint32_t i = 0; i < STATE_DICT_OP_SIDES; i++) {
-		if (!o->dicts[i])
+		if (!o->dicts[i] || (i == SIDE_COMPANION && o->job->spec.delta)) /* the layout decides how it is cut */
 			continue;
 		TRY(state_dict_op_trees_read(o->job, o->dicts[i], i, o->rq.world_size, o->arena, &o->places, &o->trees[i]));
 		for (uint32_t r = 0; r < o->rq.world_size; r++)
@@ -134,12 +154,25 @@ static FALLIBLE enum err plan(struct op *o)
 static FALLIBLE enum err execute(struct op *o, bool compare)
 {
 	CLEANUP(run_detach) struct run run = { .fd = -1 };
-	struct state_dict_op_tables t = { .dicts = { o->dicts[0], o->dicts[1] }, .made = compare ? NULL : &o->job->segments,
-					  .places = &o->places, .images = compare ? NULL : &o->images, .plan = &o->plan };
+	bool delta = o->job->spec.delta;
+	const struct rank_segments *companion = o->dicts[SIDE_COMPANION];
+	struct state_dict_op_tables t = { .dicts = { o->dicts[SIDE_SOURCE], delta ? NULL : companion },
+					  .made = compare ? NULL : &o->job->segments, .places = &o->places,
+					  .images = compare ? NULL : &o->images, .plan = &o->plan, .by_digest = delta };
 
 	TRY(state_dict_op_tables_make(&t, &o->build));
+	if (delta)
+		TRY(state_dict_op_delta_begin(o->job, companion, &o->images, &o->build, &o->delta));
+	if (!compare)
+		TRY(segments_put_headers(o->job, o->images.headers));
 	o->build.opts.near = (struct stats_near){ .rtol = o->job->spec.rtol, .atol = o->job->spec.atol };
 	TRY(gang_run_built(o->job, &o->build, compare ? "compare" : "copy", NULL, &run));
+	if (delta) {
+		TRY(state_dict_op_delta_end(o->job, &o->images, &run, &o->delta));
+		json_object_set_new(o->job->result, "changed_bytes", json_integer((json_int_t)o->delta.changed_bytes));
+		json_object_set_new(o->job->result, "kept_bytes", json_integer((json_int_t)o->delta.kept_bytes));
+		json_object_set_new(o->job->result, "changed_tensors", json_integer((json_int_t)o->delta.changed_tensors));
+	}
 	return state_dict_op_report_run(o->job, &run, &o->places, compare);
 }
 
@@ -165,10 +198,12 @@ static FALLIBLE enum err operate(struct op *o)
 	if (compare && (!o->plan.move_count || o->job->dry_run))
 		return OK;
 	if (!compare) {
-		TRY(state_dict_op_images_make(o->plan.target, o->rq.world_size, o->trees, o->arena, &o->images));
+		TRY(state_dict_op_images_make(o->plan.target, target_world(o), o->trees, o->arena, &o->images));
+		if (o->job->spec.delta)
+			TRY(state_dict_op_delta_size(&o->plan, &o->images, &o->delta));
 		json_object_set_new(o->job->result, "tensors", json_integer((json_int_t)o->images.tensors));
 		json_object_set_new(o->job->result, "values", json_integer((json_int_t)o->images.values));
-		TRY(segments_place(o->job, o->images.world_size, o->images.image_bytes, o->images.headers));
+		TRY(segments_ask(o->job, o->images.world_size, o->images.image_bytes, o->delta.bytes));
 	}
 	if (o->job->dry_run)
 		return OK;
@@ -184,6 +219,7 @@ enum err state_dict_op_job(struct job *j)
 
 	enum err e = operate(&o);
 	run_build_free(&o.build);
+	state_dict_op_delta_free(&o.delta);
 	state_dict_op_images_free(&o.images);
 	for (uint32_t i = 0; i < STATE_DICT_OP_SIDES; i++)
 		state_dict_op_trees_free(&o.trees[i]);

@@ -44,7 +44,7 @@ static FALLIBLE enum err put_differences(json_t *result, const struct state_dict
 
 enum err state_dict_op_report_plan(struct job *j, const struct state_dict_op_request *rq, const struct state_dict_op_plan *p)
 {
-	json_object_set_new(j->result, "world_size", json_integer(rq->world_size));
+	json_object_set_new(j->result, "world_size", json_integer(rq->target_world ? rq->target_world : rq->world_size));
 	if (rq->kind == JOB_COMPARE)
 		return put_differences(j->result, p);
 	json_object_set_new(j->result, "bytes", json_integer((json_int_t)p->bytes_total));

@@ -117,6 +117,10 @@ static FALLIBLE enum err push_move(struct making *m, struct run_move move, uint3
 	TRY(run_add_dims(m->b, dims, ndim, &move.dims_at));
 	TRY(vec_push(&m->b->moves, &out));
 	*out = move;
+	for (int i = 0; i < 2 && m->t->by_digest; i++) {
+		struct block_digest *none;
+		TRY(vec_push(&m->b->digests, &none));
+	}
 	m->b->tasks.v[m->b->tasks.n - 1].count++;
 	return OK;
 }
@@ -129,7 +133,7 @@ static FALLIBLE enum err add_moves(struct making *m, const struct run_move *move
 	int64_t dims[2 * NDIM_MAX];
 	struct move_cut cut;
 
-	move_cut_begin(&cut, ndim, box, num_max(BUILD_TASK_BYTES / item, 1));
+	move_cut_begin(&cut, ndim, box, num_max((m->t->by_digest ? MOVE_PIECE_BYTES : BUILD_TASK_BYTES) / item, 1));
 	while (move_cut_next(&cut, dims, dims + ndim)) {
 		TRY(task_for(m, box_volume(ndim, dims + ndim) * item));
 		m->groups++;

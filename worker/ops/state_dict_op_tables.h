@@ -12,6 +12,7 @@ struct state_dict_op_tables {
 	const struct state_dict_op_places *places;
 	struct state_dict_op_images *images;            /* NULL: compare */
 	const struct state_dict_op_plan *plan;
+	bool by_digest;                /* each move is one piece, with two entries of `digests`: see state_dict_op_delta.h */
 };
 /* The caller sets the options of b that are not set here. ERR_COVERAGE_HOLE if moves bring a part of a shard only. */
 FALLIBLE enum err state_dict_op_tables_make(const struct state_dict_op_tables *t, struct run_build *b);

@@ -29,7 +29,8 @@ struct state_dict_op_request {
 	enum tree_device device;
 	const struct layout *layout;   /* a target that is not there yet, of broadcast, distribute, redistribute; NULL: see there */
 	struct layout_use *layout_use; /* is told what becomes of its rules, and a rule that is a slip is an error; NULL: neither */
-	uint32_t world_size;           /* of source and target */
+	uint32_t world_size;           /* of source and target: of the larger one */
+	uint32_t target_world;         /* redistribute: ranks from here on get nothing; 0: all ranks get a result */
 	const uint32_t *plan_for;      /* ranks of the world whose moves are wanted; NULL: all. Trees and notes are made for all */
 	uint32_t plan_for_count;
 };

@@ -118,7 +118,7 @@ static FALLIBLE enum err cut_tensor(struct cut *c, const struct iterate_row *row
 
 		while (at + n < end && c->sd->chunks[at + n].rank == r)
 			n++;
-		if (!b->member[r]) {
+		if (!state_dict_op_takes(b, r)) {
 			for (uint32_t i = 0; i < n; i++)
 				if (!box_empty(t->ndim, c->sd->chunks[at + i].dims + t->ndim))
 					return err_at_rank(ERR(LAYOUT_INVALID, "the layout gives a part to rank %u, which is not in "
@@ -167,7 +167,7 @@ static FALLIBLE enum err make_tensor(struct cut *c, const struct iterate_row *ro
 	/* Everybody has a copy, as of values: a 0-d tensor that no rule speaks of. */
 	for (uint32_t r = 0; r < b->rq->world_size; r++) {
 		struct tree *node;
-		if (!b->member[r])
+		if (!state_dict_op_takes(b, r))
 			continue;
 		TRY(state_dict_op_made_whole(b, r, like, &node));
 		TRY(set_node(c, row, r, node));
@@ -182,7 +182,7 @@ static FALLIBLE enum err make_value(struct cut *c, const struct iterate_row *row
 	for (uint32_t r = 0; r < c->b->rq->world_size; r++) {
 		while (at < row->source_count && row->source[at].rank < r)
 			at++;
-		if (!c->b->member[r])
+		if (!state_dict_op_takes(c->b, r))
 			continue;
 		bool own = at < row->source_count && row->source[at].rank == r;
 		const struct tree *v = row->source[own ? at : 0].node;
@@ -202,7 +202,7 @@ static FALLIBLE enum err make_node(struct cut *c, struct iterate_row *row)
 		return make_value(c, row);
 	for (uint32_t r = 0; r < c->b->rq->world_size; r++) {
 		struct tree *node;
-		if (!c->b->member[r])
+		if (!state_dict_op_takes(c->b, r))
 			continue;
 		TRY(tree_new(c->b->arena, like->kind, &node));
 		TRY(set_node(c, row, r, node));
@@ -239,10 +239,10 @@ static FALLIBLE enum err make_layout(struct cut *c)
 	shard0->kind = PLACE_SHARD;
 	rules[n] = (struct layout_rule){ .match = STR("*"), .kind = LAYOUT_MESH, .placements = shard0, .placement_count = 1,
 					 .ranks = rq->group, .rank_count = rq->group ? rq->group_count : 0 };
-	c->layout = (struct layout){ rules, n + 1, rq->world_size };
-	if (given && given->world_size != rq->world_size)
+	c->layout = (struct layout){ rules, n + 1, rq->target_world ? rq->target_world : rq->world_size };
+	if (given && given->world_size != c->layout.world_size)
 		return ERR(WORLD_MISMATCH, "the layout is for a world of %u, the state dict has %u", given->world_size,
-			   rq->world_size);
+			   c->layout.world_size);
 	TRY(layout_check(&c->layout));
 	return arena_alloc(c->b->arena, (uint64_t)n + 1, sizeof *c->meshes, &c->meshes); /* results refer to it */
 }

@@ -358,7 +358,7 @@ enum err state_dict_op_fill(struct state_dict_op_build *b)
 	TRY(sources(&f, &source));
 	TRY(arena_alloc(b->scratch, world, sizeof *target, &target));
 	for (uint32_t r = 0; b->companion && r < world; r++)
-		target[r] = b->member[r] ? b->companion[r] : NULL;
+		target[r] = state_dict_op_takes(b, r) ? b->companion[r] : NULL;
 	if (!b->companion)
 		TRY(state_dict_op_cut(b, source, target));
 	return iterate_rows((struct iterate_side){ source, world }, (struct iterate_side){ target, world }, true, b->scratch,

@@ -22,6 +22,12 @@ struct state_dict_op_build {
 	struct str path;
 };
 
+/* Does the rank get a result? A rank beyond the target's world only gives. */
+static inline bool state_dict_op_takes(const struct state_dict_op_build *b, uint32_t rank)
+{
+	return b->member[rank] && (!b->rq->target_world || rank < b->rq->target_world);
+}
+
 /* Adds a move, if it is wanted. */
 FALLIBLE enum err state_dict_op_move_add(struct state_dict_op_build *b, struct state_dict_op_move move);
 /* Adds the moves of a rank's own shards, one to one, from a tensor to one of the same layout. */

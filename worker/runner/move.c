@@ -125,19 +125,32 @@ enum err move_copy(struct files *f, const struct run *run, const struct run_move
 	return read_plan_place(run, &info, m->dst, rel, size, byte_at(f, s->file, s->offset + at), byte_at(f, d->file, d->offset), 0);
 }
 
-void move_pack(struct files *f, const struct run *run, uint32_t src, const int64_t *off, const int64_t *size, void *out)
+static void pack(const unsigned char *shard_bytes, uint32_t ndim, uint32_t item, const int64_t *shard, const int64_t *off,
+		 const int64_t *size, void *out)
 {
-	const struct run_src *s = &run->srcs[src];
-	uint32_t item = dtype_bytes((enum dtype)s->dtype);
 	int64_t from[NDIM_MAX], to[NDIM_MAX];
 	struct strided copy;
 
-	uint64_t at = element_at(s->ndim, run->dims + s->dims_at, off, from) * item;
-	for (uint32_t i = 0; i < s->ndim; i++)
+	uint64_t at = element_at(ndim, shard, off, from) * item;
+	for (uint32_t i = 0; i < ndim; i++)
 		from[i] *= item;
-	strided_c_order(s->ndim, size, item, to);
-	strided_init(&copy, s->ndim, size, to, from, item);
-	strided_copy(&copy, out, byte_at(f, s->file, s->offset + at));
+	strided_c_order(ndim, size, item, to);
+	strided_init(&copy, ndim, size, to, from, item);
+	strided_copy(&copy, out, shard_bytes + at);
+}
+
+void move_pack(struct files *f, const struct run *run, uint32_t src, const int64_t *off, const int64_t *size, void *out)
+{
+	const struct run_src *s = &run->srcs[src];
+
+	pack(byte_at(f, s->file, s->offset), s->ndim, dtype_bytes((enum dtype)s->dtype), run->dims + s->dims_at, off, size, out);
+}
+
+void move_pack_target(struct files *f, const struct run *run, uint32_t dst, const int64_t *off, const int64_t *size, void *out)
+{
+	const struct run_dst *d = &run->dsts[dst];
+
+	pack(byte_at(f, d->file, d->offset), d->ndim, dtype_bytes((enum dtype)d->dtype), run->dims + d->dims_at, off, size, out);
 }
 
 /* One call instead of a fault for every page, where the box is one run of bytes. */

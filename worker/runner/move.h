@@ -28,6 +28,8 @@ void move_populate(struct files *f, const struct run *run, const struct run_move
 FALLIBLE enum err move_copy(struct files *f, const struct run *run, const struct run_move *m, const int64_t *off, const int64_t *size);
 /* The source's elements, dense, in the source's dtype. */
 void move_pack(struct files *f, const struct run *run, uint32_t src, const int64_t *off, const int64_t *size, void *out);
+/* The same of a target. */
+void move_pack_target(struct files *f, const struct run *run, uint32_t dst, const int64_t *off, const int64_t *size, void *out);
 /* Dense elements of `dtype` to their place. */
 FALLIBLE enum err move_unpack(struct files *f, const struct run *run, uint32_t dst, enum dtype dtype, const int64_t *off,
 			      const int64_t *size, const void *in);

@@ -241,6 +241,7 @@ struct run_move {
 	uint32_t reduce;               /* moves with the same number > 0 in a row bring one box, reduced by `op` */
 	uint16_t divisor;              /* of an average */
 	uint8_t op;                    /* enum reduce_op */
+	bool warm;                     /* the target's segment may hold the same bytes already; where `digests` has entries (2 a move) */
 };
 
 /* The bytes of a segment that a task reads, if that is still being filled (gate.h). */

@@ -81,15 +81,16 @@ static FALLIBLE enum err lay_out(struct headers *h, struct sdict *target)
 	return OK;
 }
 
-enum err segments_place(struct job *j, uint32_t world_size, const uint64_t *image_bytes, const struct buf *headers)
+enum err segments_ask(struct job *j, uint32_t world_size, const uint64_t *image_bytes, const uint64_t *bytes)
 {
 	json_t *ranks = json_array(), *doc = json_pack("{s:I, s:o}", "world_size", (json_int_t)world_size, "ranks", ranks);
 	uint64_t total = 0;
 
 	for (uint32_t r = 0; r < world_size; r++) {
-		json_int_t n = (json_int_t)image_bytes[r];
-		TRY(num_add(total, image_bytes[r], &total));
-		json_array_append_new(ranks, json_pack("{s:I, s:I, s:I}", "rank", (json_int_t)r, "bytes", n, "image_bytes", n));
+		json_int_t n = (json_int_t)(bytes ? bytes[r] : image_bytes[r]);
+		TRY(num_add(total, (uint64_t)n, &total));
+		json_array_append_new(ranks, json_pack("{s:I, s:I, s:I}", "rank", (json_int_t)r, "bytes", n, "image_bytes",
+						       (json_int_t)image_bytes[r]));
 	}
 	NEED(doc, "no memory for a message");
 	json_object_set_new(j->result, "segment_bytes", json_integer((json_int_t)total));
@@ -101,7 +102,12 @@ enum err segments_place(struct job *j, uint32_t world_size, const uint64_t *imag
 	TRY(job_wait_segments(j));
 	if (j->segments.count != world_size)
 		return ERR(PROTOCOL, "%u segments for %u ranks", j->segments.count, world_size);
-	for (uint32_t r = 0; r < world_size; r++)
+	return OK;
+}
+
+enum err segments_put_headers(struct job *j, const struct buf *headers)
+{
+	for (uint32_t r = 0; !j->dry_run && r < j->segments.count; r++)
 		TRY(err_at_rank(fs_pwrite(j->fds[j->segments.v[r].fd], headers[r].p, headers[r].len, 0, "segment"), r));
 	return OK;
 }
@@ -115,7 +121,8 @@ enum err segments_make(struct job *j, const struct input *source, const struct s
 		h.form = *form;
 	enum err e = h.arena ? read_values(source, view, &h) : ERR(NO_MEMORY, "no memory for images");
 	e = e ?: lay_out(&h, target);
-	e = e ?: segments_place(j, world_size, h.image_bytes, h.bufs);
+	e = e ?: segments_ask(j, world_size, h.image_bytes, NULL);
+	e = e ?: segments_put_headers(j, h.bufs);
 	for (uint32_t r = 0; h.bufs && r < world_size; r++)
 		buf_free(&h.bufs[r]);
 	mem_free(h.bufs);

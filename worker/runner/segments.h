@@ -12,9 +12,11 @@ struct segments_form {
  * j->result gets "segment_bytes". form NULL: as if all were zero. */
 FALLIBLE enum err segments_make(struct job *j, const struct input *source, const struct sdict *view,
 				struct sdict *target, uint32_t world_size, const struct segments_form *form);
-/* Asks the coordinator for segments of these sizes, by rank, and writes the headers. A dry run only says how large they are:
- * "segment_bytes" and "ranks" of j->result. */
-FALLIBLE enum err segments_place(struct job *j, uint32_t world_size, const uint64_t *image_bytes, const struct buf *headers);
+/* Asks the coordinator for segments of these sizes, by rank. bytes: of each segment, its image and what lies behind; NULL: the image alone.
+ * A dry run only says how large they are: "segment_bytes" and "ranks" of j->result. */
+FALLIBLE enum err segments_ask(struct job *j, uint32_t world_size, const uint64_t *image_bytes, const uint64_t *bytes);
+/* Writes the images' headers into the segments that have come; a dry run has none. */
+FALLIBLE enum err segments_put_headers(struct job *j, const struct buf *headers);
 /* Puts the checkpoint's values into the headers of a state dict that exists, in place: the header keeps its length. ERR_SHM_EXHAUSTED if
  * they do not fit. */
 FALLIBLE enum err segments_set_values(struct job *j, const struct rank_segments *target, const struct input *source,

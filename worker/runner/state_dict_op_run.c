@@ -5,6 +5,7 @@
 #include "runner/state_dict_op_run.h"
 
 #include "base/num.h"
+#include "io/digest.h"
 #include "runner/fold.h"
 #include "runner/move.h"
 #include "tensor/stats.h"
@@ -14,7 +15,7 @@ struct moving {
 	struct run *run;
 	struct files files;
 	unsigned char *buf;            /* of FOLD_BYTES and more, or two pieces to compare */
-	uint64_t buf_bytes;
+	uint64_t buf_bytes, piece_bytes;
 	/* what runs guarded */
 	const struct run_move *move;
 	uint32_t parts;
@@ -89,6 +90,56 @@ static void count_done(struct moving *x, uint32_t rank_index, const struct run_m
 			atomic_fetch_add(&x->run->head->moved_bytes, bytes);
 }
 
+/* ------------------------------------------------------------------------------------------------------- deltas */
+
+static void pack_source(void *user)
+{
+	struct moving *x = user;
+
+	move_pack(&x->files, x->run, x->move->src, x->off, x->size, x->buf);
+}
+
+static void pack_target(void *user)
+{
+	struct moving *x = user;
+
+	move_pack_target(&x->files, x->run, x->move->dst, x->off, x->size, x->buf + x->piece_bytes);
+}
+
+static FALLIBLE enum err target_is(struct moving *x, const struct block_digest *now, bool *same_out)
+{
+	unsigned char there[sizeof now->xxh3_128];
+
+	TRY(guarded(x, pack_target));
+	digest_xxh3(x->buf + x->piece_bytes, x->piece_bytes, there);
+	*same_out = memcmp(there, now->xxh3_128, sizeof there) == 0;
+	return OK;
+}
+
+/* Writes a piece unless the target has it already, and compares what is there then with the digest of the source's bytes. The entry of
+ * the target's newest generation decides what is looked at first: bytes that have changed since are not worth a look. */
+static FALLIBLE enum err move_by_digest(struct moving *x)
+{
+	const struct block_digest *newest = &x->run->digests[2 * (uint64_t)(x->move - x->run->moves)];
+	struct block_digest *now = (struct block_digest *)(uintptr_t)newest + 1;
+	bool same = false;
+
+	TRY(need(x, 2 * x->piece_bytes));
+	move_populate(&x->files, x->run, x->move, x->off, x->size, true, false);
+	TRY(guarded(x, pack_source));
+	digest_xxh3(x->buf, x->piece_bytes, now->xxh3_128);
+	now->end = x->piece_bytes;
+	bool changed = !newest->end || memcmp(newest->xxh3_128, now->xxh3_128, sizeof now->xxh3_128) != 0;
+	if (!changed && x->move->warm)
+		TRY(target_is(x, now, &same));
+	if (same)
+		return OK;
+	move_populate(&x->files, x->run, x->move, x->off, x->size, false, true);
+	TRY(guarded(x, unpack_folded));
+	TRY(target_is(x, now, &same));
+	return same ? OK : ERR(DIGEST_MISMATCH, "what was written differs from the source: does somebody write into the target's segment?");
+}
+
 static FALLIBLE enum err do_piece(struct moving *x)
 {
 	struct run_src *s = &x->run->srcs[x->move->src];
@@ -103,6 +154,9 @@ static FALLIBLE enum err do_piece(struct moving *x)
 			run_note_difference(s, &x->diff);
 		return OK;
 	}
+	x->piece_bytes = bytes;
+	if (x->run->digests_n && !x->move->reduce)
+		return move_by_digest(x);
 	move_populate(&x->files, x->run, x->move, x->off, x->size, true, true);
 	if (!x->move->reduce)
 		return guarded(x, copy_piece);

@@ -7,6 +7,8 @@
     dcpd.load("main:run1/step-100", into=state_dict)             # in place, any layout
     dcpd.open("main:run1/step-100")["model.w"][0:4]              # reads only that
     r = dcpd.resume("main:run1", into=state_dict)                # the newest that loads; None: a first start
+    dcpd.publish(state_dict, "policy")                           # weights for whoever serves them, and there:
+    for update in dcpd.subscribe("policy", into=model): ...      # at another layout, whole versions only
 
 Importing connects to nothing, starts no thread and imports neither torch nor numpy; everything below is loaded at first use.
 """
@@ -23,6 +25,7 @@ _WHERE = {
     "repair": "_open", "materialise": "_open", "Checkpoint": "_open", "TensorSlice": "_open",
     "connect": "client", "Client": "client", "Job": "client",
     "local": "_local", "attach": "_views", "StateDictView": "_views",
+    "publish": "_publish", "Publication": "_publish", "subscribe": "_subscribe", "Subscription": "_subscribe", "Update": "_subscribe",
     "Opaque": "values", "SaveFuture": "future", "verify_webhook": "_webhook",
     **dict.fromkeys((
         "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "CheckpointHeld", "Busy",
@@ -41,7 +44,9 @@ if TYPE_CHECKING:
     from ._open import Checkpoint as Checkpoint, TensorSlice as TensorSlice, diff as diff, inspect as inspect, open as open
     from ._open import materialise as materialise
     from ._open import repair as repair
+    from ._publish import Publication as Publication, publish as publish
     from ._resume import resume as resume, runs as runs
+    from ._subscribe import Subscription as Subscription, Update as Update, subscribe as subscribe
     from ._save import async_save as async_save, close as close, save as save, wait as wait
     from ._webhook import verify_webhook as verify_webhook
     from ._views import StateDictView as StateDictView, attach as attach

@@ -16,42 +16,22 @@ from .client import Client
 _RENEW = 15.0
 
 
-class StateDictView(MappingBase):  # type: ignore[type-arg]
-    """One rank's part of a sealed generation, as a mapping {FQN: tensor or value}; several chunks of one tensor come as a list.
+class Entries(MappingBase):  # type: ignore[type-arg]
+    """What an image in a mapped segment holds: {FQN: view or value}; several chunks of one tensor come as a list."""
 
-    Tensors are views of shared memory: read-only as arrays; torch has no read-only tensors, so do not write to those. The state dict's
-    lease is renewed until `close()` (or the end of the `with`); the views stay valid even then, as long as they are referenced. What
-    is attached is left alone by others only while the owner does not release that generation.
-    `file` is the segment's path in /dev/shm: a safetensors file (entries `__dcpd_pad__/N` are filler).
-    """
-
-    def __init__(self, client: Client, name: str, rank: int, generation: Optional[int], weights_only: bool, as_numpy: bool) -> None:
-        self._client, self.name, self.rank = client, name, rank
-        slots = [s for s in self._rank_record()["slots"] if s["state"] == "sealed" and generation in (None, s.get("generation"))]
-        if not slots:
-            which = "" if generation is None else f" of generation {generation}"
-            raise errors.NotSealed(f"rank {rank} of state dict {name!r} has nothing sealed{which}", code="not_sealed", rank=rank)
-        slot = max(slots, key=lambda s: s.get("generation") or 0)
-        self.generation: int = slot.get("generation") or 0
-        self._segment = image.Segment(slot["segment"], "r", slot["image_bytes"])
-        self.file = image.SHM + slot["segment"]
-        parsed = image.parse(self._segment.map)
-        self.paths = parsed.paths
+    def __init__(self, segment: image.Segment, as_numpy: bool, weights_only: bool) -> None:
+        self._segment = segment
+        self.parsed = image.parse(segment.map)
+        self.paths = self.parsed.paths
+        self.file = image.SHM + segment.name
+        self.chunks: List[image.ChunkSpec] = [e.spec for e in self.parsed.entries]
         self._items: Dict[str, Any] = {}
-        for e in parsed.entries:
-            self._put(e.spec.fqn, self._view(e, as_numpy))
-        self._items.update(values.decode_all(parsed.values, weights_only))
-        self.chunks: List[image.ChunkSpec] = [e.spec for e in parsed.entries]
-        self._stop = threading.Event()
-        threading.Thread(target=self._renew, name="dcpd-view", daemon=True).start()
+        for e in self.parsed.entries:
+            self._put(e.spec.fqn, self.view(e, as_numpy))
+        self._items.update(values.decode_all(self.parsed.values, weights_only))
 
-    def _rank_record(self) -> Dict[str, Any]:
-        ranks = self._client.state_dicts.get(self.name)["ranks"]
-        if not 0 <= self.rank < len(ranks):
-            raise errors.NotFound(f"state dict {self.name!r} has ranks 0 to {len(ranks) - 1}", rank=self.rank)
-        return dict(ranks[self.rank])
-
-    def _view(self, e: image.Entry, as_numpy: bool) -> Any:
+    def view(self, e: image.Entry, as_numpy: bool) -> Any:
+        """A chunk of the image, without a copy."""
         if not as_numpy:
             try:
                 import torch
@@ -72,6 +52,43 @@ class StateDictView(MappingBase):  # type: ignore[type-arg]
         else:
             self._items[fqn] = [self._items[fqn], view]
 
+    def __getitem__(self, fqn: str) -> Any:
+        return self._items[fqn]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class StateDictView(Entries):
+    """One rank's part of a sealed generation, as a mapping {FQN: tensor or value}; several chunks of one tensor come as a list.
+
+    Tensors are views of shared memory: read-only as arrays; torch has no read-only tensors, so do not write to those. The state dict's
+    lease is renewed until `close()` (or the end of the `with`); the views stay valid even then, as long as they are referenced. What
+    is attached is left alone by others only while the owner does not release that generation.
+    `file` is the segment's path in /dev/shm: a safetensors file (entries `__dcpd_pad__/N` are filler).
+    """
+
+    def __init__(self, client: Client, name: str, rank: int, generation: Optional[int], weights_only: bool, as_numpy: bool) -> None:
+        self._client, self.name, self.rank = client, name, rank
+        slots = [s for s in self._rank_record()["slots"] if s["state"] == "sealed" and generation in (None, s.get("generation"))]
+        if not slots:
+            which = "" if generation is None else f" of generation {generation}"
+            raise errors.NotSealed(f"rank {rank} of state dict {name!r} has nothing sealed{which}", code="not_sealed", rank=rank)
+        slot = max(slots, key=lambda s: s.get("generation") or 0)
+        self.generation: int = slot.get("generation") or 0
+        super().__init__(image.Segment(slot["segment"], "r", slot["image_bytes"]), as_numpy, weights_only)
+        self._stop = threading.Event()
+        threading.Thread(target=self._renew, name="dcpd-view", daemon=True).start()
+
+    def _rank_record(self) -> Dict[str, Any]:
+        ranks = self._client.state_dicts.get(self.name)["ranks"]
+        if not 0 <= self.rank < len(ranks):
+            raise errors.NotFound(f"state dict {self.name!r} has ranks 0 to {len(ranks) - 1}", rank=self.rank)
+        return dict(ranks[self.rank])
+
     def _renew(self) -> None:
         while not self._stop.wait(_RENEW):
             try:
@@ -82,15 +99,6 @@ class StateDictView(MappingBase):  # type: ignore[type-arg]
                 pass  # it may come back
             finally:
                 self._client._t.close()  # this thread's connection
-
-    def __getitem__(self, fqn: str) -> Any:
-        return self._items[fqn]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     def close(self) -> None:
         """Lets the lease go; the memory goes with the last view."""

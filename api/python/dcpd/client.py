@@ -446,7 +446,7 @@ class StateDicts(_Resource):
         return f"/v1/state-dicts/{quote(name)}{tail}"
 
     def create(self, name: str, world_size: int, slots: int = 2, **more: Any) -> Dict[str, Any]:
-        """A state dict without segments. more: lease_seconds, on_owner_death."""
+        """A state dict without segments. more: lease_seconds, on_owner_death, publish, subscribe."""
         return dict(self._t.request("POST", "/v1/state-dicts", {"name": name, "world_size": world_size, "slots": slots, **more},
                                     headers={"Idempotency-Key": uuid.uuid4().hex}))
 
@@ -545,10 +545,22 @@ class StateDicts(_Resource):
         self._t.request("POST", self._path(name, f"/ranks/{rank}:release"),
                         {"generation": generation, **({"reason": reason[:512]} if reason else {})}, idempotent=True)
 
-    def renew(self, name: str, rank: int, generation: Optional[int] = None) -> None:
-        """generation: asks whether it is still awaited, too; RequestRefused ("ring_lost") if nobody reads its ring any more."""
-        self._t.request("POST", self._path(name, f"/ranks/{rank}:renew"), None if generation is None else {"generation": generation},
-                        idempotent=True)
+    def renew(self, name: str, rank: int, generation: Optional[int] = None, *, taken: Optional[int] = None,
+              wait: Optional[float] = None) -> None:
+        """generation: asks whether it is still awaited, too; RequestRefused ("ring_lost") if nobody reads its ring any more. taken: the
+        version that this rank of a subscriber uses from now on, and none before. wait: seconds (at most 60) to wait for a newer one."""
+        body = {k: v for k, v in (("generation", generation), ("taken", taken)) if v is not None}
+        path = query(self._path(name, f"/ranks/{rank}:renew"), wait=f"{int(wait * 1000)}ms" if wait else None)
+        self._t.request("POST", path, body or None, idempotent=True, timeout=self._t.timeout + (wait or 0))
+
+
+class Publications(_Resource):
+    def list(self) -> List[Dict[str, Any]]:
+        """Records of publications, each with its `subscribers`: versions, lag, bytes of the last update."""
+        return list(self._t.request("GET", "/v1/publications")["publications"])
+
+    def get(self, name: str) -> Dict[str, Any]:
+        return dict(self._t.request("GET", f"/v1/publications/{quote(name)}"))
 
 
 class Storages(_Resource):
@@ -603,7 +615,7 @@ class Client:
         self._t = transport
         self.jobs, self.checkpoints = Jobs(transport), Checkpoints(transport)
         self.state_dicts, self.storages = StateDicts(transport), Storages(transport)
-        self.audit = Audit(transport)
+        self.publications, self.audit = Publications(transport), Audit(transport)
         self.transforms, self.runs, self.policies = Transforms(transport), Runs(transport), Policies(transport)
         self.webhooks, self.chains = Webhooks(transport), Chains(transport)
         self.nodes = Nodes(transport)
