@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import time
 
@@ -11,6 +12,7 @@ import pytest
 from crafted import Crafted
 
 import dcpd as lib
+from streaming import job
 
 LINE = re.compile(r"([a-z_]+)(?:\{(.*)\})? (\S+)")
 MANUAL = lib.ROOT / "api/metrics.md"
@@ -137,13 +139,20 @@ def test_queue_age(spawn):
     d.api.submit("save", source={"state_dict": first, "generation": 1, "await_seal": True}, target={"storage": "main", "name": "q/0"})
     time.sleep(0.5)
     assert scrape(d)["dcpd_queue_oldest_seconds", 'kind="save"'] == 0
-    big = lib.image({"a": ("F32", [64 << 20], bytes(256 << 20))})
-    d.put(second, [big])
+    d.put(second, [lib.image({"a": ("F32", [64 << 20], bytes(256 << 20))})])
     slow = {"source": {"state_dict": second}, "options": {"pace": "background"}}
-    jobs = [d.api.submit("save", target={"storage": "main", "name": f"q/{i}"}, **slow) for i in (1, 2)]
-    time.sleep(1.2)
-    queued = [x for x in (d.api.get(f"/v1/jobs/{j['id']}").ok(200) for j in jobs) if x["state"] == "queued"]
-    age = scrape(d)["dcpd_queue_oldest_seconds", 'kind="save"']
+    jobs = [d.api.submit("save", target={"storage": "main", "name": f"q/{i}"}, **slow) for i in (1, 2, 3, 4)]
+    lib.wait_for(lambda: any(job(d, j)["state"] == "running" for j in jobs), 20, "a save runs")
+    stopped = d.workers()  # the save in front goes no further
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(1.2)
+        queued = [j for j in jobs if job(d, j)["state"] == "queued"]
+        age = scrape(d)["dcpd_queue_oldest_seconds", 'kind="save"']
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
     assert queued and age >= 1, (queued, age)
     for j in jobs:
         d.api.post(f"/v1/jobs/{j['id']}:cancel")
