@@ -43,9 +43,10 @@ FALLIBLE enum err h_rank_image(struct req *r)
 	TRY(h_rank(r, &rank));
 	TRY(begin(r));
 	TRY(state_dict_read_image(r->reading, rank, &image));
-	const char *wish = req_head(r, MHD_HTTP_HEADER_RANGE);
+	const char *wish = req_head(r, MHD_HTTP_HEADER_RANGE), *only_if = req_head(r, MHD_HTTP_HEADER_IF_RANGE);
 	struct range range = { 0, image.bytes };
-	set_time(r, wish && range_read(wish, image.bytes, &range) ? range.bytes : image.bytes);
+	bool part = wish && (!only_if || strcmp(only_if, image.etag) == 0) && range_read(wish, image.bytes, &range);
+	set_time(r, part ? range.bytes : image.bytes);
 	TRY(req_fd(r, "application/x-safetensors", image.fd, image.bytes, 0, image.etag));
 	return tell_generation(r, &image);
 }

@@ -41,13 +41,20 @@ FALLIBLE enum err h_storages_list(struct req *r)
 	return req_json(r, 200, &b);
 }
 
+/* Not the memory of another node: its paths name the caller for whom a worker reads. */
+static FALLIBLE enum err find(struct req *r, struct str name, struct storage **out)
+{
+	TRY(storage_find(r->core->storages, name, out));
+	return (*out)->name[0] == '@' ? ERR(NOT_FOUND, "there is no storage \"%s\"", (*out)->name) : OK;
+}
+
 /* The record with what was moved there, which the list is too long to have. */
 static FALLIBLE enum err answer_storage(struct req *r, unsigned status, struct str name)
 {
 	CLEANUP(buf_free) struct buf b = BUF_INIT(1 << 20);
 	struct storage *st;
 
-	TRY(storage_find(r->core->storages, name, &st));
+	TRY(find(r, name, &st));
 	TRY(put_storage(r, st, &b));
 	b.len--; /* its closing brace */
 	buf_puts(&b, ",\"io\":");
@@ -105,7 +112,7 @@ FALLIBLE enum err h_storage_meet(struct req *r)
 	if (text.n < 8 || text.n > 64 || strspn(text.p, "abcdefghijklmnopqrstuvwxyz0123456789") != text.n)
 		return jval_fail(&token, ERR_VALIDATION_FAILED, "has 8 to 64 of a-z and 0-9");
 	TRY(jval_opt_word(&root, "action", actions, &action));
-	TRY(storage_find(r->core->storages, r->parts[2], &st));
+	TRY(find(r, r->parts[2], &st));
 	json_t *q = json_pack("{s:s, s:s, s:s%, s:s%, s:s}", "op", "meet", "storage", st->name, "name", target.p, target.n, "token",
 			      text.p, text.n, "action", actions[action]);
 	NEED(q, "cannot ask");

@@ -1,5 +1,6 @@
 /* descriptors.c: see descriptors.h. Whatever bytes come with the descriptors mean nothing and are dropped. A client that sends more
- * descriptors than are kept is cut off: what it would name next could not be there. */
+ * descriptors than are kept is cut off: what it would name next could not be there. So is one that sends more than BYTES_MAX bytes, which
+ * would keep the loop at its socket for as long as it sends. */
 #include "server/descriptors.h"
 
 #include <stdio.h>
@@ -12,7 +13,7 @@
 #include "base/vec.h"
 #include "os/fs.h"
 
-enum { BATCH = 253, TOKEN_BYTES = 16 };    /* SCM_MAX_FD of the kernel */
+enum { BATCH = 253, TOKEN_BYTES = 16, BYTES_MAX = 64 << 10 };    /* BATCH: SCM_MAX_FD of the kernel */
 
 struct descriptors_park {
 	struct descriptors_park *next;
@@ -20,6 +21,7 @@ struct descriptors_park {
 	struct watch *socket;              /* NULL: the client has gone; the last hold frees the park */
 	uid_t uid;
 	uint32_t holds;
+	uint64_t bytes;                    /* that have come with the descriptors */
 	struct vec(int) fds;
 	char token[DESCRIPTORS_TOKEN_MAX];
 };
@@ -105,7 +107,8 @@ static bool drain(struct descriptors_park *p)
 		for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c))
 			if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
 				e = e ?: take(p, c);
-		if (e || n == 0 || (m.msg_flags & MSG_CTRUNC))
+		p->bytes += (uint64_t)n;
+		if (e || n == 0 || p->bytes > BYTES_MAX || (m.msg_flags & MSG_CTRUNC))
 			return false;
 	}
 }

@@ -21,14 +21,15 @@ static enum err not_sealed(const struct state_dict *sd, int64_t generation)
 			       (intmax_t)generation, missing > 1 ? "s" : "", ranks), first);
 }
 
-/* A job that a restart takes up again may find its slots released meanwhile: LEAVING counts for it. */
+/* A job that a restart takes up again may find its slots released meanwhile: LEAVING counts for it, unless the slot was released while a
+ * device's memory was copied into it: then it has no image. */
 static struct slot *usable(const struct state_dict *sd, uint32_t rank, int64_t generation, bool again)
 {
 	struct slot *sl = state_dict_slot_of(sd, rank, generation, SLOT_SEALED);
 
 	if (!sl && again)
 		sl = state_dict_slot_of(sd, rank, generation, SLOT_LEAVING);
-	return sl && sl->filling ? NULL : sl;
+	return sl && (sl->filling || !sl->image_bytes) ? NULL : sl;
 }
 
 static FALLIBLE enum err choose(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation, bool again,

@@ -240,6 +240,8 @@ def test_a_worker_of_another_node_may_read_images_and_nothing_else(evil):
     for other in ("/v1/jobs", f"/v1/state-dicts/{sd}", "/v1/nodes"):
         far.get(other, headers=heads).problem("forbidden")
     far.post("/v1/jobs", {"kind": "verify"}, headers={**heads, "Dcpd-Caller": "0 3 1 -"}).problem("forbidden")
+    b.api.get("/v1/storages/@evil").problem("not_found")
+    b.api.post("/v1/storages/@evil:meet", {"name": f"0a/{sd}/1", "token": "12345678"}).problem("not_found")
     far.get(path, headers={**heads, "Authorization": key[:-1] + ("0" if key[-1] != "0" else "1")}).problem("unauthenticated", "forbidden")
 
 

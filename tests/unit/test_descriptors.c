@@ -122,6 +122,26 @@ static void test_too_many(void **)
 	close(pipe_fds[0]);
 }
 
+/* Bytes mean nothing: whoever sends them without end would keep the loop from everybody else. */
+static void test_too_many_bytes(void **)
+{
+	static const char bytes[4096];
+	struct descriptors_park *p;
+	char token[DESCRIPTORS_TOKEN_MAX];
+	int client = open_client(7, token);
+
+	assert_int_equal(send(client, bytes, 100, MSG_NOSIGNAL), 100);
+	assert_int_equal(hold(7, token, &p), OK);
+	descriptors_drop(&p);
+	for (size_t sent = 0; sent < 128 << 10; sent += sizeof bytes) {
+		(void)send(client, bytes, sizeof bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+		turn();
+	}
+	assert_int_equal(hold(7, token, &p), ERR_NOT_FOUND);
+	assert_int_equal(send(client, bytes, 1, MSG_NOSIGNAL), -1);
+	close(client);
+}
+
 static void test_too_many_clients(void **)
 {
 	int pair[2], clients[DESCRIPTORS_PARKS_MAX];
@@ -144,6 +164,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_life, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_too_many, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_too_many_bytes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_too_many_clients, set_up, tear_down),
 	};
 

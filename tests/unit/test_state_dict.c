@@ -291,6 +291,29 @@ static void test_release_while_used(void **state)
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
 }
 
+/* A slot that was released while a device's memory was copied into it is no generation, for a job either. */
+static void test_release_while_a_device_writes(void **state)
+{
+	struct state_dict_use *copy, *use = NULL;
+
+	(void)state;
+	t_state_dict(&t, "train", 1);
+	struct t_answer a = reserve("train", 0, 1000, 1, 0);
+	T_OK(a.e);
+	T_OK(state_dict_use_rank(t.s->state_dicts, &t.me, STR("train"), 0, 1, true, &copy));
+	assert_int_equal(seal("train", 0, 1, 1000), ERR_STATE_CONFLICT);
+	T_OK(release("train", 0, 1));
+	assert_int_equal(state_dict_use(t.s->state_dicts, &t.me, STR("train"), 1, "job", &use), ERR_NOT_SEALED);
+	struct t_answer b = reserve("train", 0, 1000, 1, 0);
+	T_OK(b.e);
+	assert_string_not_equal(b.segment, a.segment);
+	T_OK(seal("train", 0, 1, 1000));
+	T_OK(state_dict_use(t.s->state_dicts, &t.me, STR("train"), 1, "job", &use));
+	assert_string_equal(use->ranks[0].segment, b.segment);
+	state_dict_unuse(&use);
+	state_dict_unuse(&copy);
+}
+
 static void test_restart_and_sweep(void **state)
 {
 	static const struct seg_owner somebody = { 1, 2 };
@@ -457,7 +480,7 @@ int main(void)
 		T(test_quota),		    T(test_warm_slots_make_room),
 		T(test_release_while_used), T(test_restart_and_sweep),
 		T_SHORT(test_lease),	    T_SHORT(test_owner_death),
-		T(test_list),
+		T(test_list),		    T(test_release_while_a_device_writes),
 		T(test_failed_creation_leaves_the_one_of_that_name),
 	};
 
