@@ -195,6 +195,8 @@ static int64_t next_generation(const struct state_dict *sd, int64_t at_least)
 			last = sd->ranks[r].last_generation;
 	for (uint32_t i = 0; i < state_dict_slots(sd); i++) {
 		const struct slot *sl = state_dict_nth(sd, i);
+		if (sl->state == SLOT_FILLING && state_dict_subscribes(sd)) /* its own: a version may be 0, too */
+			continue;
 		if (sl->state != SLOT_FREE && sl->generation > last)
 			last = sl->generation;
 	}

@@ -188,6 +188,16 @@ def test_subscriber_waits_for_a_publication_that_is_not_there(d, names):
     arrives(d, sub, -1, 3)
 
 
+def test_versions_begin_at_0(d, names):
+    pub, sub = names
+    publish(d, pub, 0, create=True)
+    subscribe(d, sub, pub)
+    arrives(d, sub, -1, 0)
+    take(d, sub, 0)
+    publish(d, pub, 1)
+    arrives(d, sub, 0, 1)
+
+
 def test_half_a_version_is_none(d, names):
     pub, sub = names
     publish(d, pub, 1, create=True)
