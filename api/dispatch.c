@@ -37,11 +37,10 @@ static enum err on_body(struct req *r)
 		TRY(jval_parse(text, &r->body));
 	else if (text.n > 0)
 		return ERR(INVALID_REQUEST, "this request has no body");
-	const char *owner = forward_owner(r);
-	if (owner && str_ends(str_of(r->route->path), "/events"))
-		return ERR(UNSUPPORTED, "the events of a job of node \"%s\" come from there: see GET /v1/nodes", owner);
-	if (owner)
-		return forward_to(r, owner);
+	bool elsewhere;
+	TRY(forward_job(r, &elsewhere));
+	if (elsewhere)
+		return OK;
 	if (r->route->query)
 		TRY(req_query_only(r, r->route->query));
 	return r->route->handler(r);

@@ -7,17 +7,25 @@
 #include "api/guard.h"
 #include "api/h_common.h"
 #include "api/url.h"
+#include "base/clock.h"
 #include "base/jtext.h"
+#include "base/jval.h"
 #include "base/mem.h"
 #include "server/cluster.h"
+#include "server/config.h"
+#include "server/errdoc.h"
 #include "server/job.h"
 #include "server/parts.h"
 
-enum { HEADERS_MAX = 4, PATH_MAX_BYTES = 16384, LIST_MS = 5000, WHOLE_MS = 15000, WAITING_MS = 75000, ANSWER_MAX = 64 << 20 };
+enum { HEADERS_MAX = 4, PATH_MAX_BYTES = 16384, LIST_MS = 5000, LISTS_MS = 10000, LEAST_MS = 100, SEEK_MS = 500, RECORDS_PAGE = 200,
+       RECORDS_PAGES = 50, WHOLE_MS = 15000, WAITING_MS = 75000, ANSWER_MAX = 64 << 20 };
+
+struct seeking;
 
 struct forwarded {
 	struct cluster_errand errand;      /* the first member */
 	struct req *r;
+	struct seeking *seeking;           /* for the node that has a job; NULL: the node is the one */
 	struct buf path, headers[HEADERS_MAX];
 	const char *lines[HEADERS_MAX + 1];
 };
@@ -62,12 +70,20 @@ static FALLIBLE enum err answer(struct req *r, struct cluster_errand *x)
 	return pass_head(r, x, "Idempotency-Replayed");
 }
 
+static bool seeks_on(struct seeking *s, const struct cluster_errand *x, enum err e);
+static void seeking_free(struct seeking *s);
+
 static void on_answer(struct cluster_errand *x, enum err e)
 {
 	struct forwarded *f = (struct forwarded *)x;
 	struct req *r = f->r;
 
+	if (f->seeking && seeks_on(f->seeking, x, e)) {
+		forwarded_free(f);
+		return;
+	}
 	e = e ? e : answer(r, x);
+	seeking_free(f->seeking);
 	forwarded_free(f);
 	req_done(r, e);
 }
@@ -109,14 +125,18 @@ static FALLIBLE enum err set_headers(struct forwarded *f)
 	return buf_status(&f->path);
 }
 
-/* The query as it was sent: nothing of it has been decoded yet. */
+static int64_t seeking_left(const struct seeking *s);
+
+/* The query as it was sent: nothing of it has been decoded yet. Of a wait the rest. */
 static enum MHD_Result put_query(void *user, enum MHD_ValueKind, const char *key, const char *value)
 {
 	struct forwarded *f = user;
 
 	buf_putc(&f->path, memchr(f->path.p, '?', f->path.len) ? '&' : '?');
 	url_encode(&f->path, str_of(key));
-	if (value)
+	if (value && f->seeking && strcmp(key, "wait") == 0)
+		buf_printf(&f->path, "=%jdms", (intmax_t)seeking_left(f->seeking));
+	else if (value)
 		buf_printf(&f->path, "=%s", value);
 	return MHD_YES;
 }
@@ -131,16 +151,16 @@ static FALLIBLE enum err start(struct forwarded *f, const char *node)
 	f->errand.whole_ms = MHD_lookup_connection_value(r->conn, MHD_GET_ARGUMENT_KIND, "wait") ? WAITING_MS : WHOLE_MS;
 	f->errand.fn = on_answer;
 	r->audit = NULL; /* the node that does it notes it */
-	req_hold(r);
 	cluster_send(r->core->cluster, node, &f->errand);
 	return OK;
 }
 
-FALLIBLE enum err forward_to(struct req *r, const char *node)
+static FALLIBLE enum err send_to(struct req *r, const char *node, struct seeking *seeking)
 {
 	struct forwarded *f = forwarded_new(r);
 
 	NEED(f, "cannot ask another node");
+	f->seeking = seeking;
 	buf_puts(&f->path, r->path);
 	MHD_get_connection_values(r->conn, MHD_GET_ARGUMENT_KIND, put_query, f);
 	enum err e = start(f, node);
@@ -149,13 +169,177 @@ FALLIBLE enum err forward_to(struct req *r, const char *node)
 	return e;
 }
 
-const char *forward_owner(const struct req *r)
+FALLIBLE enum err forward_to(struct req *r, const char *node)
+{
+	TRY(send_to(r, node, NULL));
+	req_hold(r);
+	return OK;
+}
+
+/* ---- the node that has a job ---- */
+
+/* First the node that made the job is asked, or the one that took it over as far as this node knows. If that does not answer, or has it no
+ * more, etcd's record says who has it; and if that one is away, what the record says is the answer. */
+struct seeking {
+	struct req *r;
+	char tried[CLUSTER_NODE_TEXT];     /* the node that was asked last; "": none */
+	struct err_info why;               /* … and how that ended */
+	int64_t end_ms;                    /* monotone clock: of the caller's wait */
+	struct loop_timer *timer;
+};
+
+static int64_t seeking_left(const struct seeking *s)
+{
+	int64_t left = s->end_ms - clock_mono_ms();
+
+	return left > 0 ? left : 0;
+}
+
+static void seeking_free(struct seeking *s)
+{
+	if (s)
+		loop_timer_stop(&s->timer);
+	mem_free(s);
+}
+
+static void seeking_end(struct seeking *s, enum err e)
+{
+	struct req *r = s->r;
+
+	seeking_free(s);
+	req_done(r, e);
+}
+
+static void ask_record(struct seeking *s);
+
+static bool seeks_on(struct seeking *s, const struct cluster_errand *x, enum err e)
+{
+	bool moved = x->status == 409 && x->answer.p && memmem(x->answer.p, x->answer.len, "\"job_moved\"", 11);
+
+	if (e != ERR_CLUSTER_UNAVAILABLE && (e || (x->status != 404 && !moved)))
+		return false;
+	if (!e)
+		(void)ERR(NOT_FOUND, "there is no job \"%.*s\"", (int)s->r->parts[2].n, s->r->parts[2].p);
+	s->why = *err_last();
+	ask_record(s);
+	return true;
+}
+
+static void ask_again(void *user)
+{
+	struct seeking *s = user;
+
+	s->timer = NULL;
+	ask_record(s);
+}
+
+static bool has_ended(const json_t *record)
+{
+	const char *state = jval_text(record, "state");
+
+	return strcmp(state, "succeeded") == 0 || strcmp(state, "failed") == 0 || strcmp(state, "cancelled") == 0;
+}
+
+/* Says in a job's record that its node does not answer. A job whose node was forgotten has failed. */
+static FALLIBLE enum err mark_record(json_t *doc, const char *node, enum cluster_presence there)
+{
+	if (json_object_set_new(doc, "node_away", json_true()) != 0)
+		return ERR(NO_MEMORY, "cannot show a job");
+	if (there != CLUSTER_IS_UNKNOWN || has_ended(doc))
+		return OK;
+	(void)ERR(CLUSTER_UNAVAILABLE, "node \"%s\" was forgotten before the job ended", node);
+	json_t *error = errdoc_of(ERR_CLUSTER_UNAVAILABLE);
+	bool bad = json_object_set_new(doc, "error", error) != 0 || json_object_set_new(doc, "state", json_string("failed")) != 0;
+	return bad ? ERR(NO_MEMORY, "cannot show a job") : OK;
+}
+
+/* Its last known state, of a node that is away. One whose node will not come back has ended. */
+static FALLIBLE enum err answer_record(struct req *r, const json_t *record, const char *node, enum cluster_presence there)
+{
+	CLEANUP(json_decrefp) json_t *doc = json_deep_copy(record);
+
+	NEED(doc, "cannot show a job");
+	TRY(mark_record(doc, node, there));
+	return req_json_doc(r, 200, doc);
+}
+
+static void on_record(void *user, enum err e, const json_t *doc)
+{
+	struct seeking *s = user;
+	const json_t *record = json_object_get(doc, "job");
+	const char *node = jval_text(doc, "node");
+	enum cluster_presence there = record ? cluster_presence(s->r->core->cluster, node) : CLUSTER_IS_UNKNOWN;
+	bool looks = strcmp(s->r->route->path, "/v1/jobs/{id}") == 0;
+
+	if (e || !record) {
+		if (s->tried[0] || !e)
+			err_restore(&s->why);
+		seeking_end(s, s->tried[0] || !e ? s->why.code : e);
+		return;
+	}
+	if (there == CLUSTER_IS_HERE && strcmp(node, s->tried) != 0) {
+		snprintf(s->tried, sizeof s->tried, "%s", node);
+		e = send_to(s->r, node, s);
+		if (e)
+			seeking_end(s, e);
+		return;
+	}
+	if (looks && !has_ended(record) && there != CLUSTER_IS_UNKNOWN && seeking_left(s) > 0) {
+		s->tried[0] = '\0'; /* another node may take it over meanwhile */
+		loop_timer_start(s->r->core->loop, SEEK_MS, ask_again, s, &s->timer);
+		return;
+	}
+	if (looks)
+		e = answer_record(s->r, record, node, there);
+	else
+		e = ERR(CLUSTER_UNAVAILABLE, there == CLUSTER_IS_UNKNOWN ? "node \"%s\" was forgotten" : "node \"%s\" is away", node);
+	seeking_end(s, e);
+}
+
+static void ask_record(struct seeking *s)
+{
+	cluster_record(s->r->core->cluster, s->r->parts[2], on_record, s);
+}
+
+FALLIBLE enum err forward_job(struct req *r, bool *elsewhere_out)
 {
 	static const char of_a_job[] = "/v1/jobs/{id}";
+	struct cluster *c = r->core->cluster;
+	unsigned wait_ms = 0;
+	bool is_here;
 
-	if (r->caller.is_node || strncmp(r->route->path, of_a_job, sizeof of_a_job - 1) != 0)
-		return NULL;
-	return cluster_owner(r->core->cluster, r->parts[2]);
+	*elsewhere_out = false;
+	if (!c || strncmp(r->route->path, of_a_job, sizeof of_a_job - 1) != 0 || !job_id_ok(r->parts[2]))
+		return OK;
+	const char *node = job_moved_to(r->core, r->parts[2], &is_here);
+	if (is_here && !node)
+		return OK;
+	if (r->caller.is_node)
+		return is_here ? ERR(JOB_MOVED, "node \"%s\" has the job", node) : OK;
+	node = node && node[0] ? node : is_here ? NULL : cluster_owner(c, r->parts[2]);
+	if (node && str_ends(str_of(r->route->path), "/events"))
+		return ERR(UNSUPPORTED, "the events of a job of node \"%s\" come from there: see GET /v1/nodes", node);
+	if (strcmp(r->route->path, of_a_job) == 0)
+		TRY(req_query_wait(r, &wait_ms));
+	struct seeking *s = mem_zalloc(1, sizeof *s);
+	NEED(s, "cannot ask another node");
+	*s = (struct seeking){ .r = r, .end_ms = clock_mono_ms() + wait_ms };
+	if (cluster_has_looked(c))
+		(void)ERR(NOT_FOUND, "there is no job \"%.*s\"", (int)r->parts[2].n, r->parts[2].p);
+	else
+		(void)ERR(CLUSTER_UNAVAILABLE, "this node has not heard of the others yet");
+	s->why = *err_last();
+	snprintf(s->tried, sizeof s->tried, "%s", node ? node : "");
+	enum err e = node ? send_to(r, node, s) : OK;
+	if (e) {
+		seeking_free(s);
+		return e;
+	}
+	*elsewhere_out = true;
+	req_hold(r);
+	if (!node)
+		ask_record(s);
+	return OK;
 }
 
 /* ---- the list of all jobs ---- */
@@ -167,7 +351,13 @@ struct gathering {
 	uint32_t size, next;
 	json_t *rows;                      /* newest first, `size` at most */
 	json_t *silent;                    /* nodes that did not answer */
+	json_t *answered;                  /* the others, by name */
+	char *filter;
+	char before[JOB_ID_LEN + 1];       /* etcd's records are looked through from here on; "": from the newest */
+	json_t *records;                   /* those of nodes that did not answer */
+	unsigned pages;                    /* of records */
 	bool more;
+	int64_t end_ms;                    /* monotone clock: nodes that have not been asked by then are silent, too */
 };
 
 static void ask_next(struct gathering *g);
@@ -186,6 +376,9 @@ static void gathering_end(struct gathering *g, enum err e)
 	json_decref(doc);
 	json_decref(g->rows);
 	json_decref(g->silent);
+	json_decref(g->answered);
+	json_decref(g->records);
+	mem_free(g->filter);
 	buf_free(&g->query);
 	mem_free(g);
 	req_done(r, e);
@@ -207,6 +400,10 @@ static FALLIBLE enum err merge(struct gathering *g, const json_t *page)
 	int bad = merged ? 0 : -1;
 
 	while (!bad && (i < n || k < m) && json_array_size(merged) < g->size) {
+		if (k < m && json_object_get(json_array_get(more, k), "moved_to")) { /* the node that has it tells of it */
+			k++;
+			continue;
+		}
 		int order = i == n ? -1 : k == m ? 1 : strcmp(id_of(json_array_get(g->rows, i)), id_of(json_array_get(more, k)));
 		bad = json_array_append(merged, order >= 0 ? json_array_get(g->rows, i) : json_array_get(more, k));
 		i += order >= 0;
@@ -240,8 +437,75 @@ static void on_page(struct cluster_errand *x, enum err e)
 	}
 	if (e || x->status != 200)
 		(void)json_array_append_new(g->silent, json_string(x->node));
+	else
+		(void)json_object_set_new(g->answered, x->node, json_true());
 	forwarded_free(f);
 	ask_next(g);
+}
+
+/* ---- of nodes that did not answer ---- */
+
+static void ask_records(struct gathering *g);
+
+/* Is there a reason to look at older ones? Not if the page is full of newer ones. */
+static bool wants_more(const struct gathering *g, const json_t *page)
+{
+	size_t n = json_array_size(g->rows);
+	const char *last = n ? id_of(json_array_get(g->rows, n - 1)) : "";
+
+	return json_is_true(json_object_get(page, "more")) && json_array_size(g->records) <= g->size && g->pages < RECORDS_PAGES &&
+	       (n < g->size || strcmp(g->before, last) > 0);
+}
+
+static FALLIBLE enum err take_records(struct gathering *g, const json_t *page)
+{
+	const struct cluster *c = g->r->core->cluster;
+	const json_t *one;
+	size_t i;
+
+	json_array_foreach(json_object_get(page, "records"), i, one) {
+		json_t *record = json_object_get(one, "job");
+		const char *node = jval_text(one, "node");
+		bool matches = false;
+		snprintf(g->before, sizeof g->before, "%s", id_of(record));
+		if (json_object_get(g->answered, node) || json_array_size(g->records) > g->size)
+			continue;
+		TRY(mark_record(record, node, cluster_presence(c, node)));
+		TRY(job_matches(str_of(g->filter), record, &matches));
+		if (matches && json_array_append(g->records, record) != 0)
+			return ERR(NO_MEMORY, "cannot list jobs");
+	}
+	return OK;
+}
+
+static void on_records(void *user, enum err e, const json_t *page)
+{
+	struct gathering *g = user;
+
+	if (e) { /* etcd is away, too: their jobs are missing */
+		err_clear();
+		gathering_end(g, OK);
+		return;
+	}
+	g->pages++;
+	e = take_records(g, page);
+	if (!e && wants_more(g, page)) {
+		ask_records(g);
+		return;
+	}
+	CLEANUP(json_decrefp) json_t *all = json_pack("{s:O}", "jobs", g->records);
+	e = e ? e : !all ? ERR(NO_MEMORY, "cannot list jobs") : merge(g, all);
+	gathering_end(g, e);
+}
+
+static void ask_records(struct gathering *g)
+{
+	struct cluster *c = g->r->core->cluster;
+
+	if (json_array_size(g->silent) == 0 && !cluster_has_gone(c))
+		gathering_end(g, OK);
+	else
+		cluster_records(c, g->before, RECORDS_PAGE, on_records, g);
 }
 
 static void ask_next(struct gathering *g)
@@ -250,7 +514,7 @@ static void ask_next(struct gathering *g)
 	struct forwarded *f = node ? forwarded_new(g->r) : NULL;
 
 	if (!node) {
-		gathering_end(g, OK);
+		ask_records(g);
 		return;
 	}
 	enum err e = f ? OK : ERR(NO_MEMORY, "cannot ask another node");
@@ -265,7 +529,8 @@ static void ask_next(struct gathering *g)
 		return;
 	}
 	f->errand.method = "GET";
-	f->errand.whole_ms = LIST_MS;
+	int64_t left = g->end_ms - clock_mono_ms();
+	f->errand.whole_ms = (long)(left > LIST_MS ? LIST_MS : left > LEAST_MS ? left : LEAST_MS);
 	f->errand.fn = on_page;
 	f->errand.user = g;
 	cluster_send(g->r->core->cluster, node, &f->errand);
@@ -275,7 +540,7 @@ bool forward_lists(const struct req *r)
 {
 	uint32_t index = 0;
 
-	return !r->caller.is_node && cluster_other(r->core->cluster, &index);
+	return !r->caller.is_node && r->core->cluster && (cluster_other(r->core->cluster, &index) || cluster_has_gone(r->core->cluster));
 }
 
 FALLIBLE enum err forward_list(struct req *r, struct str filter, uint32_t size, struct str token)
@@ -284,7 +549,10 @@ FALLIBLE enum err forward_list(struct req *r, struct str filter, uint32_t size, 
 	struct gathering *g = mem_zalloc(1, sizeof *g);
 
 	NEED(g, "cannot list jobs");
-	*g = (struct gathering){ .r = r, .size = size, .rows = json_array(), .silent = json_array(), .query = BUF_INIT(PATH_MAX_BYTES) };
+	*g = (struct gathering){ .r = r, .size = size, .end_ms = clock_mono_ms() + LISTS_MS, .rows = json_array(), .silent = json_array(),
+				 .query = BUF_INIT(PATH_MAX_BYTES), .answered = json_pack("{s:b}", r->core->config->node, 1),
+				 .records = json_array(), .filter = mem_strndup(filter.n ? filter.p : "", filter.n) };
+	snprintf(g->before, sizeof g->before, "%.*s", (int)token.n, token.n ? token.p : "");
 	buf_printf(&g->query, "/v1/jobs?page_size=%u", size);
 	if (token.n) {
 		buf_puts(&g->query, "&page_token=");
@@ -294,7 +562,8 @@ FALLIBLE enum err forward_list(struct req *r, struct str filter, uint32_t size, 
 		buf_puts(&g->query, "&filter=");
 		url_encode(&g->query, filter);
 	}
-	enum err e = g->rows && g->silent ? buf_status(&g->query) : ERR(NO_MEMORY, "cannot list jobs");
+	bool whole = g->rows && g->silent && g->answered && g->records && g->filter;
+	enum err e = whole ? buf_status(&g->query) : ERR(NO_MEMORY, "cannot list jobs");
 	e = e ? e : job_list(r->core, filter, size, token, &own);
 	e = e ? e : merge_text(g, (struct str){ (const char *)own.p, own.len });
 	req_hold(r);

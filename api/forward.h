@@ -3,8 +3,9 @@
 #pragma once
 #include "api/http.h"
 
-/* The node whose job the request is about; NULL: this one answers. Before the query is looked at. */
-const char *forward_owner(const struct req *r);
+/* A request about a job that is not this node's: held, and answered by the node that has the job, or by what etcd knows of it. Before the
+ * query is looked at. */
+FALLIBLE enum err forward_job(struct req *r, bool *elsewhere_out);
 /* Has the node answer the request, and holds it. */
 FALLIBLE enum err forward_to(struct req *r, const char *node);
 /* The first jobs of all nodes, newest first, as one list. token: as the caller gave it; filter: likewise. */

@@ -86,11 +86,15 @@ FALLIBLE enum err h_jobs_create(struct req *r)
 	return OK;
 }
 
+/* Another node may have taken the job over meanwhile: that one answers then. */
 static void on_waited(void *user, enum err e)
 {
 	struct req *r = user;
+	bool elsewhere = false;
 
-	req_done(r, e ? e : answers_job(r, r->parts[2]));
+	if (!e && r->conn)
+		e = forward_job(r, &elsewhere);
+	req_done(r, e || elsewhere ? e : answers_job(r, r->parts[2]));
 }
 
 FALLIBLE enum err h_job_get(struct req *r)

@@ -49,3 +49,11 @@ FALLIBLE enum err h_node_undrain(struct req *r)
 {
 	return wish(r, false);
 }
+
+FALLIBLE enum err h_node_forget(struct req *r)
+{
+	TRY(h_no_body(r));
+	req_hold(r);
+	cluster_forget(r->core, r->parts[2], h_pass_nothing, r);
+	return OK;
+}

@@ -59,7 +59,9 @@ FALLIBLE enum err h_readyz(struct req *r)
 	}
 	if (apart) {
 		char text[900];
-		snprintf(text, sizeof text, "this node is not in its cluster, and goes on with its own work: %s", apart);
+		/* etcd's own words, and its address, are for callers who may see them */
+		snprintf(text, sizeof text, "this node is not in its cluster, and goes on with its own work: %s",
+			 r->caller.known ? apart : "dcpctl nodes says why");
 		buf_puts(&b, full || unconfined ? "," : "");
 		buf_json_str(&b, str_of(text));
 	}

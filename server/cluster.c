@@ -23,12 +23,6 @@
 
 enum { START_MS = 8000, LEAVE_MS = 1000, PUMP_US = 2000, SECRET_BYTES = 32 };
 
-const char *cluster_key(const struct cluster *c, const char *kind, const char *name, char out[CLUSTER_KEY_MAX])
-{
-	snprintf(out, CLUSTER_KEY_MAX, "%s/%s%s", c->server->config->cluster_prefix, kind, name);
-	return out;
-}
-
 const char *cluster_problem(const struct cluster *c)
 {
 	return c && c->problem[0] ? c->problem : NULL;
@@ -123,6 +117,8 @@ static void joined(struct cluster *c, int64_t made)
 	c->made = made;
 	c->joined = true;
 	c->refused = false;
+	c->settled = false;
+	c->renewed_ms = c->renewing_ms;
 	log_info("joined the cluster", "node", c->name, NULL);
 	look(c);
 }
@@ -295,9 +291,15 @@ static void on_granted(void *user, enum err e, const json_t *answer)
 		ask_cluster(c);
 }
 
+static int64_t boot_ms(void)
+{
+	return clock_read_ns(CLOCK_BOOTTIME) / 1000000;
+}
+
 static void join(struct cluster *c)
 {
 	c->joined = false;
+	c->renewing_ms = boot_ms();
 	etcd_ask(c->etcd, "/v3/lease/grant", json_pack("{s:I}", "TTL", (json_int_t)(c->server->config->cluster_ttl_ms / 1000)), on_granted,
 		 c);
 }
@@ -321,15 +323,18 @@ static void on_looked(void *user, enum err e, const json_t *answer)
 	c->looks++;
 	end_chain(c);
 	cluster_looked(c);
+	cluster_jobs_looked(c);
+	cluster_take_looked(c);
 }
 
 static json_t *all_ranges(const struct cluster *c)
 {
-	char members[CLUSTER_KEY_MAX], alive[CLUSTER_KEY_MAX], drained[CLUSTER_KEY_MAX];
+	char members[CLUSTER_KEY_MAX], alive[CLUSTER_KEY_MAX], drained[CLUSTER_KEY_MAX], gone[CLUSTER_KEY_MAX];
 
-	return json_pack("[o, o, o]", etcd_range(cluster_key(c, "members/", "", members), CLUSTER_NODES_MAX),
-			 etcd_range(cluster_key(c, "alive/", "", alive), CLUSTER_NODES_MAX),
-			 etcd_range(cluster_key(c, "drained/", "", drained), CLUSTER_NODES_MAX));
+	return json_pack("[o, o, o, o]", etcd_range(cluster_key(c, "members/", "", members), 0),
+			 etcd_range(cluster_key(c, "alive/", "", alive), 0),
+			 etcd_range(cluster_key(c, "drained/", "", drained), 0),
+			 etcd_get(cluster_key(c, "gone", "", gone)));
 }
 
 static void look(struct cluster *c)
@@ -355,10 +360,12 @@ static void on_kept(void *user, enum err e, const json_t *answer)
 
 	if (e)
 		fail(c);
-	else if (etcd_number(json_object_get(answer, "result"), "TTL") <= 0)
+	else if (etcd_number(json_object_get(answer, "result"), "TTL") <= 0) {
 		join(c); /* the lease is over */
-	else
+	} else {
+		c->renewed_ms = c->renewing_ms;
 		look(c);
+	}
 }
 
 static void on_beat(void *user)
@@ -369,6 +376,7 @@ static void on_beat(void *user)
 	if (c->asking || c->leaving)
 		return;
 	c->asking = true;
+	c->renewing_ms = boot_ms();
 	if (c->joined)
 		etcd_ask(c->etcd, "/v3/lease/keepalive", json_pack("{s:I}", "ID", (json_int_t)c->lease), on_kept, c);
 	else
@@ -400,6 +408,7 @@ FALLIBLE enum err cluster_new(struct server *s, struct cluster **out)
 	c->server = s;
 	c->name = s->config->node;
 	c->told_jobs = -1;
+	c->last_note = &c->notes;
 	c->tls.ca = s->config->cluster_ca;
 	snprintf(c->id, sizeof c->id, "%016" PRIx64, journal_id(s->journal));
 	job_new_id(s->journal, id);
@@ -440,6 +449,8 @@ void cluster_free(struct cluster *c)
 	courier_free(c->courier);
 	cluster_errands_end(c);
 	etcd_free(c->etcd);
+	cluster_take_free(c);
+	cluster_jobs_free(c);
 	cluster_nodes_free(c);
 	mem_free(c);
 }

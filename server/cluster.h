@@ -10,6 +10,8 @@
  * goes on with its work: only the others see it as away. A name belongs to the state directory that holds its lease; a daemon that is
  * restarted takes its own over at once. */
 #pragma once
+#include <jansson.h>
+
 #include "base/buf.h"
 #include "server/courier.h"
 #include "server/loop.h"
@@ -60,7 +62,8 @@ struct cluster_errand {
 	struct str body;
 	long whole_ms;
 	struct buf url;                        /* empty; has room for it. The caller frees it */
-	void (*fn)(struct cluster_errand *x, enum err e);     /* from the loop, exactly once. ERR_CLUSTER_UNAVAILABLE, ERR_DRAINING */
+	/* From the loop, exactly once. ERR_CLUSTER_UNAVAILABLE, ERR_BUSY, ERR_DRAINING */
+	void (*fn)(struct cluster_errand *x, enum err e);
 	void *user;
 	/* the answer, whatever its status; the caller frees the buffers */
 	long status;
@@ -68,6 +71,21 @@ struct cluster_errand {
 };
 void cluster_send(struct cluster *c, const char *node, struct cluster_errand *x);
 struct str cluster_errand_head(const struct cluster_errand *x, const char *name);     /* n 0: absent */
+
+/* ---- jobs (cluster_jobs.c) ---- */
+struct job;
+void cluster_note_job(const struct job *j);          /* hooks of parts.h */
+void cluster_confirm(struct job *j, done_fn fn, void *user);
+void cluster_jobs_loaded(struct server *s);
+/* The record that etcd has of a job, {"node","job"}; NULL: none. ERR_CLUSTER_UNAVAILABLE. */
+typedef void (*cluster_record_fn)(void *user, enum err e, const json_t *doc);
+void cluster_record(struct cluster *c, struct str id, cluster_record_fn fn, void *user);
+/* {"records":[…],"more"}: those of ids before this one ("": of all), newest first. */
+void cluster_records(struct cluster *c, const char *before, uint32_t limit, cluster_record_fn fn, void *user);
+enum cluster_presence { CLUSTER_IS_SELF, CLUSTER_IS_HERE, CLUSTER_IS_AWAY, CLUSTER_IS_UNKNOWN };
+enum cluster_presence cluster_presence(const struct cluster *c, const char *node);
+bool cluster_has_gone(const struct cluster *c);      /* nodes were forgotten whose jobs etcd may have records of */
+bool cluster_has_looked(const struct cluster *c);    /* it knows which nodes there are */
 
 void cluster_fill(const struct cluster *c, struct metrics *m);
 
@@ -77,3 +95,6 @@ FALLIBLE enum err cluster_put_node(const struct cluster *c, struct str name, str
 /* Sets or lifts the wish, then waits for so long until the node is drained, or joined; fn hears OK in both cases. ERR_NOT_FOUND,
  * ERR_CLUSTER_UNAVAILABLE, ERR_UNSUPPORTED. */
 void cluster_drain(struct server *s, struct str name, bool drain, int64_t wait_ms, done_fn fn, void *user);
+/* A node that is away, and will not come back, is no longer shown; its jobs that no other node can take have failed. ERR_STATE_CONFLICT: it
+ * is here. ERR_NOT_FOUND, ERR_CLUSTER_UNAVAILABLE. */
+void cluster_forget(struct server *s, struct str name, done_fn fn, void *user);

@@ -6,9 +6,10 @@
 #include "base/list.h"
 #include "base/mem.h"
 #include "server/cluster_impl.h"
+#include "server/config.h"
 #include "server/parts.h"
 
-enum { ANSWER_MAX = 32 << 20, HEADS_MAX = 64 << 10, CONNECT_MS = 2000 };
+enum { ERRANDS_MAX = 256, ANSWER_MAX = 32 << 20, HEADS_MAX = 64 << 10, CONNECT_MS = 2000 };
 
 bool cluster_is_peer(const struct cluster *c, const char *authorization)
 {
@@ -81,6 +82,21 @@ FALLIBLE enum err cluster_taker(const struct cluster *c, const char *const *stor
 	return OK;
 }
 
+enum cluster_presence cluster_presence(const struct cluster *c, const char *node)
+{
+	if (strcmp(node, c->name) == 0)
+		return CLUSTER_IS_SELF;
+	each(n, c->nodes.v, c->nodes.n)
+		if (strcmp(n->name, node) == 0)
+			return n->state == CLUSTER_AWAY ? CLUSTER_IS_AWAY : CLUSTER_IS_HERE;
+	return CLUSTER_IS_UNKNOWN;
+}
+
+bool cluster_has_looked(const struct cluster *c)
+{
+	return c && c->looks > 0;
+}
+
 bool cluster_is_drained(const struct cluster *c)
 {
 	return c && c->drained;
@@ -91,6 +107,7 @@ bool cluster_is_drained(const struct cluster *c)
 static void errand_end(struct cluster_errand *x, enum err e)
 {
 	list2_remove(&x->cluster->errands, x);
+	x->cluster->errand_count--;
 	x->fn(x, e);
 }
 
@@ -119,6 +136,9 @@ static FALLIBLE enum err find_node(const struct cluster *c, const char *name, co
 	if (etcd_number((*out)->member, "protocol") != CLUSTER_PROTOCOL)
 		return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" (version %.40s) speaks another protocol than this one: update the older one",
 			   name, member_text(*out, "version"));
+	if (!config_may_send_secret(c->server->config, str_of(member_text(*out, "url"))))
+		return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" has no TLS beyond loopback: the cluster's secret is not sent to it in the "
+			   "clear (or start this node with --insecure-http, too)", name);
 	return OK;
 }
 
@@ -132,6 +152,8 @@ void cluster_send(struct cluster *c, const char *name, struct cluster_errand *x)
 	x->heads = BUF_INIT(HEADS_MAX);
 	snprintf(x->node, sizeof x->node, "%s", name);
 	list2_add(&c->errands, x);
+	if (c->errand_count++ >= ERRANDS_MAX)
+		e = ERR(BUSY, "%d requests wait for other nodes", ERRANDS_MAX);
 	if (!e && x->path[0] != '/') /* else it would end in another host, with this cluster's secret */
 		e = ERR(INTERNAL, "a path that does not begin with \"/\"");
 	if (!e) {

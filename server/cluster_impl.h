@@ -1,11 +1,16 @@
 /* cluster_impl.h: what cluster.c (joining, the lease) and cluster_nodes.c (the others, and who is drained) share. */
 #pragma once
+#include <stdio.h>
+
+#include "base/map.h"
 #include "base/vec.h"
 #include "server/cluster.h"
+#include "server/config.h"
 #include "server/etcd.h"
 #include "server/job.h"
+#include "server/parts.h"
 
-enum { CLUSTER_NAME_MAX = 64, CLUSTER_KEY_MAX = 300, CLUSTER_NODES_MAX = 1000, CLUSTER_PROTOCOL = 1, CLUSTER_HURRY_MS = 200 };
+enum { CLUSTER_NAME_MAX = 64, CLUSTER_KEY_MAX = 300, CLUSTER_PROTOCOL = 1, CLUSTER_HURRY_MS = 200 };
 
 enum cluster_state { CLUSTER_JOINED, CLUSTER_DRAINING, CLUSTER_DRAINED, CLUSTER_AWAY, CLUSTER_STATES };
 
@@ -37,6 +42,7 @@ struct cluster {
 	struct courier_tls tls;      /* of other nodes */
 	char secret[129];            /* "": not known yet */
 	struct cluster_errand *errands;
+	unsigned errand_count;
 	const char *name;            /* this node's */
 	char id[17], mark[JOB_MARK_LEN + 1];    /* of the state directory */
 	int64_t cluster;             /* its id; 0: not known yet */
@@ -51,17 +57,54 @@ struct cluster {
 	struct vec(struct cluster_node) nodes;
 	struct cluster_wait *waits;
 	struct loop_timer *timer;
+	int64_t renewed_ms, renewing_ms;        /* CLOCK_BOOTTIME: when the lease was asked for; the last time with success, and now */
+	/* cluster_jobs.c */
+	bool loaded, settled, settling;         /* the journal's jobs are here; etcd knows which are this node's, and is being asked */
+	bool noting;                            /* a transaction about jobs is under way */
+	uint32_t alone;                         /* notes that are sent one by one, to find the one that etcd refuses */
+	uint32_t note_count;
+	struct cluster_note *notes, **last_note;
+	struct map note_table;
+	bool has_gone;                          /* nodes were forgotten: etcd may have records of theirs */
+	int64_t prune_ms;                       /* monotone clock: next */
+	/* cluster_take.c */
+	struct cluster_taking *taking;          /* NULL: nothing is being taken over */
 };
 
+static inline const char *cluster_key(const struct cluster *c, const char *kind, const char *name, char out[CLUSTER_KEY_MAX])
+{
+	snprintf(out, CLUSTER_KEY_MAX, "%s/%s%s", c->server->config->cluster_prefix, kind, name);
+	return out;
+}
+
+static inline bool cluster_is_in(const struct cluster *c)      /* etcd answered the last time */
+{
+	return c->joined && !c->problem[0];
+}
+
 /* cluster.c */
-const char *cluster_key(const struct cluster *c, const char *kind, const char *name, char out[CLUSTER_KEY_MAX]);
 void cluster_hurry(struct cluster *c);                  /* looks soon */
 
 /* cluster_forward.c */
+static inline bool cluster_knows(const struct cluster *c, const char *node)
+{
+	return cluster_presence(c, node) != CLUSTER_IS_UNKNOWN;
+}
 void cluster_errands_end(struct cluster *c);            /* those that are under way are told ERR_DRAINING */
 
+/* cluster_jobs.c */
+void cluster_jobs_looked(struct cluster *c);            /* after each look: asks which jobs are this node's, tells of those that changed */
+void cluster_jobs_free(struct cluster *c);
+struct cluster_settling;
+
+/* cluster_take.c */
+void cluster_take_looked(struct cluster *c);            /* after each look: takes over what nodes that are away had */
+void cluster_take_free(struct cluster *c);
+/* Takes up a job of this node's that its journal lacks. value: of its record in etcd. */
+FALLIBLE enum err cluster_take_up(struct cluster *c, const json_t *value, int64_t token);
+
 /* cluster_nodes.c */
-/* Takes what three ranges have answered, from the index on: members, alive, drained. */
+/* Takes what four ranges have answered, from the index on: members, alive, drained, gone. */
 FALLIBLE enum err cluster_take(struct cluster *c, const json_t *answer, size_t index);
 void cluster_looked(struct cluster *c);                 /* those who wait are answered */
 void cluster_nodes_free(struct cluster *c);

@@ -106,7 +106,14 @@ FALLIBLE enum err cluster_take(struct cluster *c, const json_t *answer, size_t i
 	drop_nodes(c);
 	TRY(take_members(c, etcd_rows(answer, index)));
 	TRY(take_alive(c, etcd_rows(answer, index + 1)));
-	return take_drained(c, etcd_rows(answer, index + 2));
+	TRY(take_drained(c, etcd_rows(answer, index + 2)));
+	c->has_gone = json_array_size(etcd_rows(answer, index + 3)) > 0;
+	return OK;
+}
+
+bool cluster_has_gone(const struct cluster *c)
+{
+	return c->has_gone;
 }
 
 /* ---- shown ---- */
@@ -256,6 +263,43 @@ void cluster_drain(struct server *s, struct str name, bool drain, int64_t wait_m
 	cluster_key(c, "drained/", w->name, drained);
 	json_t *wish = json_pack("[o]", drain ? etcd_put(drained, value, 0) : etcd_delete(drained));
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_pack("[o]", etcd_present(member)), wish, json_array()), on_wished, w);
+}
+
+static void on_forgotten(void *user, enum err e, const json_t *answer)
+{
+	struct cluster_wait *w = user;
+
+	if (!e && !etcd_succeeded(answer))
+		e = ERR(STATE_CONFLICT, "node \"%s\" is not away: only a node that will not come back is forgotten", w->name);
+	cluster_hurry(w->cluster);
+	wait_end(w, e);
+}
+
+void cluster_forget(struct server *s, struct str name, done_fn fn, void *user)
+{
+	struct cluster *c = s->cluster;
+	char keys[5][CLUSTER_KEY_MAX], live[CLUSTER_NAME_MAX + 2];
+	CLEANUP(json_decrefp) json_t *value = json_object();
+
+	if (!c || c->problem[0] || !find(c, name)) {
+		enum err e = c && c->problem[0] ? ERR(CLUSTER_UNAVAILABLE, "%s", c->problem) : no_node(name);
+		loop_later(s->loop, fn, user, e);
+		return;
+	}
+	struct cluster_wait *w = mem_sure(sizeof *w);
+	*w = (struct cluster_wait){ .cluster = c, .after = UINT64_MAX, .fn = fn, .user = user, .next = c->waits };
+	memcpy(w->name, name.p, name.n);
+	c->waits = w;
+	snprintf(live, sizeof live, "%s/", w->name);
+	cluster_key(c, "alive/", w->name, keys[0]);
+	cluster_key(c, "members/", w->name, keys[1]);
+	cluster_key(c, "drained/", w->name, keys[2]);
+	cluster_key(c, "live/", live, keys[3]);
+	cluster_key(c, "gone", "", keys[4]);
+	json_t *then = json_pack("[o, o, o, o]", etcd_delete(keys[1]), etcd_delete(keys[2]), etcd_delete_all(keys[3]),
+				 etcd_put(keys[4], value, 0));
+	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_pack("[o, o]", etcd_present(keys[1]), etcd_absent(keys[0])), then, json_array()),
+		 on_forgotten, w);
 }
 
 void cluster_nodes_free(struct cluster *c)

@@ -105,6 +105,7 @@ FALLIBLE enum err config_mode(struct str text, uint64_t *out);           /* "064
 FALLIBLE enum err config_tier_derive(struct config *c);
 FALLIBLE enum err config_s3_derive(const struct config *c);
 FALLIBLE enum err config_cluster_check(const struct config *c);
+bool config_may_send_secret(const struct config *c, struct str url);     /* https, loopback, or --insecure-http here */
 /* The options of a storage on S3, texts by their names; NULL: none is set. */
 FALLIBLE enum err config_s3_options(const struct config *c, struct str storage, json_t **out);
 /* --check-config: says what is wrong with the folders, sockets and files that it names, a line each. How many there are. */

@@ -37,6 +37,15 @@ static bool is_loopback(struct str host)
 	return str_is(host, "localhost") || str_is(host, "[::1]") || (str_starts(host, "127.") && is_of(host, "0123456789."));
 }
 
+bool config_may_send_secret(const struct config *c, struct str url)
+{
+	struct str host, rest = { url.p + 7, url.n - 7 };
+
+	if (c->insecure_http || str_starts(url, "https://"))
+		return true;
+	return str_starts(url, "http://") && split_address(rest, &host) && is_loopback(host);
+}
+
 static FALLIBLE enum err check_url(const struct config *c, struct str url)
 {
 	bool secure = str_starts(url, "https://"), plain = str_starts(url, "http://");

@@ -488,7 +488,11 @@ void doctor_self_test(const struct config *c)
 /* Of a storage on a file system, in a child: it may be a dead NFS. */
 static void look_storage(const char *name, const char *dir, struct doctor_finding *f)
 {
+	struct sigaction before, plain = { .sa_handler = SIG_DFL };
 	int status = 0;
+	pid_t ended;
+
+	(void)sigaction(SIGCHLD, &plain, &before); /* where it is ignored, as under some parents, no child can be waited for */
 	pid_t child = fork();
 
 	f->name = name;
@@ -496,19 +500,20 @@ static void look_storage(const char *name, const char *dir, struct doctor_findin
 		int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 		_exit(fd < 0 || faccessat(fd, ".", W_OK, AT_EACCESS) != 0 ? 2 : !fs_direct_ok(fd));
 	}
-	if (child < 0) {
-		doctor_say(f, DOCTOR_BAD, "", "%s cannot be looked at: %s", dir, strerror(errno));
+	int ms = 0;
+	while ((ended = waitpid(child, &status, WNOHANG)) == 0 && ms < STORAGE_MS) {
+		(void)poll(NULL, 0, 10);
+		ms += 10;
+	}
+	(void)sigaction(SIGCHLD, &before, NULL);
+	if (ended == 0) {
+		kill(child, SIGKILL);
+		doctor_say(f, DOCTOR_BAD, "mount | grep nfs (is the server there?)", "%s does not answer", dir);
 		return;
 	}
-	for (int ms = 0; waitpid(child, &status, WNOHANG) == 0; ms += 10) {
-		if (ms >= STORAGE_MS) {
-			kill(child, SIGKILL);
-			doctor_say(f, DOCTOR_BAD, "mount | grep nfs (is the server there?)", "%s does not answer", dir);
-			return;
-		}
-		(void)poll(NULL, 0, 10);
-	}
-	if (status == 0)
+	if (ended != child)
+		doctor_say(f, DOCTOR_BAD, "", "%s cannot be looked at: %s", dir, strerror(errno));
+	else if (status == 0)
 		doctor_say(f, DOCTOR_OK, "", "%s can be written to, with O_DIRECT", dir);
 	else if (WIFEXITED(status) && WEXITSTATUS(status) == 1)
 		doctor_say(f, DOCTOR_WARN, "put the storage on ext4 or xfs", "%s has no O_DIRECT: bytes go through the page cache, "

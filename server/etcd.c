@@ -284,16 +284,57 @@ json_t *etcd_get(const char *key)
 	return json_pack("{s:{s:o}}", "request_range", "key", key_of(key));
 }
 
-json_t *etcd_range(const char *prefix, uint32_t limit)
+/* The first key behind all of them: a prefix ends in '/'. */
+static void end_of(const char *prefix, char end[KEY_MAX])
 {
-	char end[KEY_MAX];
 	size_t n = strlen(prefix);
 
-	must(n > 0 && n < sizeof end);
+	must(n > 0 && n < KEY_MAX);
 	memcpy(end, prefix, n + 1);
-	end[n - 1]++; /* the first key behind all of them: a prefix ends in '/' */
-	return json_pack("{s:{s:o, s:o, s:o}}", "request_range", "key", key_of(prefix), "range_end", key_of(end), "limit",
-			 number(limit));
+	end[n - 1]++;
+}
+
+json_t *etcd_range(const char *prefix, uint32_t limit)
+{
+	return etcd_range_from(prefix, "", limit);
+}
+
+json_t *etcd_range_from(const char *prefix, const char *from, uint32_t limit)
+{
+	char end[KEY_MAX], first[KEY_MAX];
+	size_t n = (size_t)snprintf(first, sizeof first, "%s%s", prefix, from);
+
+	must(n < sizeof first);
+	end_of(prefix, end);
+	return json_pack("{s:{s:o, s:o, s:o}}", "request_range", "key", from[0] ? base64(first, n + 1) /* and its NUL: the next key */ :
+				 key_of(first), "range_end", key_of(end), "limit", number(limit));
+}
+
+json_t *etcd_range_before(const char *prefix, const char *before, uint32_t limit)
+{
+	char end[KEY_MAX];
+
+	end_of(prefix, end);
+	if (before[0])
+		snprintf(end, sizeof end, "%s%s", prefix, before);
+	return json_pack("{s:{s:o, s:o, s:o, s:s, s:s}}", "request_range", "key", key_of(prefix), "range_end", key_of(end), "limit",
+			 number(limit), "sort_order", "DESCEND", "sort_target", "KEY");
+}
+
+json_t *etcd_count(const char *prefix)
+{
+	char end[KEY_MAX];
+
+	end_of(prefix, end);
+	return json_pack("{s:{s:o, s:o, s:b}}", "request_range", "key", key_of(prefix), "range_end", key_of(end), "count_only", 1);
+}
+
+json_t *etcd_delete_all(const char *prefix)
+{
+	char end[KEY_MAX];
+
+	end_of(prefix, end);
+	return json_pack("{s:{s:o, s:o}}", "request_delete_range", "key", key_of(prefix), "range_end", key_of(end));
 }
 
 json_t *etcd_put(const char *key, const json_t *value, int64_t lease)
@@ -332,11 +373,24 @@ int64_t etcd_number(const json_t *object, const char *key)
 	return text && str_to_u64(str_of(text), &n) && n <= INT64_MAX ? (int64_t)n : 0;
 }
 
+static const json_t *range_at(const json_t *answer, size_t index)
+{
+	return json_object_get(json_array_get(json_object_get(answer, "responses"), index), "response_range");
+}
+
 const json_t *etcd_rows(const json_t *answer, size_t index)
 {
-	const json_t *one = json_array_get(json_object_get(answer, "responses"), index);
+	return json_object_get(range_at(answer, index), "kvs");
+}
 
-	return json_object_get(json_object_get(one, "response_range"), "kvs");
+bool etcd_has_more(const json_t *answer, size_t index)
+{
+	return json_is_true(json_object_get(range_at(answer, index), "more"));
+}
+
+int64_t etcd_counted(const json_t *answer, size_t index)
+{
+	return etcd_number(range_at(answer, index), "count");
 }
 
 static FALLIBLE enum err decode(const json_t *row, const char *member, struct buf *out)

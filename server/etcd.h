@@ -30,6 +30,10 @@ json_t *etcd_made_at(const char *key, int64_t revision);       /* its create_rev
 json_t *etcd_changed_at(const char *key, int64_t revision);    /* its mod_revision */
 json_t *etcd_get(const char *key);
 json_t *etcd_range(const char *prefix, uint32_t limit);       /* all keys that begin so, in their order; limit 0: all */
+json_t *etcd_range_from(const char *prefix, const char *from, uint32_t limit);  /* those behind prefix + from */
+json_t *etcd_range_before(const char *prefix, const char *before, uint32_t limit);     /* the last ones, newest first; before "": of all */
+json_t *etcd_count(const char *prefix);
+json_t *etcd_delete_all(const char *prefix);
 json_t *etcd_put(const char *key, const json_t *value, int64_t lease);      /* value: as JSON text; lease 0: none */
 json_t *etcd_delete(const char *key);
 /* Takes all three, arrays; if all comparisons hold `then` is done, else `otherwise`. */
@@ -39,6 +43,8 @@ json_t *etcd_txn(json_t *compare, json_t *then, json_t *otherwise);
 bool etcd_succeeded(const json_t *answer);
 int64_t etcd_number(const json_t *object, const char *key);    /* absent: 0 */
 const json_t *etcd_rows(const json_t *answer, size_t index);   /* of the index-th request: rows of its range */
+bool etcd_has_more(const json_t *answer, size_t index);           /* the limit has cut its range */
+int64_t etcd_counted(const json_t *answer, size_t index);
 /* The value of a row. ERR_CLUSTER_UNAVAILABLE: it is no JSON object, so none of dcpd's. */
 FALLIBLE enum err etcd_value(const json_t *row, json_t **out);
 /* Appends its key behind `prefix`. */

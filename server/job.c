@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/jtext.h"
+#include "base/jval.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "server/service_clock.h"
@@ -141,6 +142,7 @@ void job_free(struct job *j)
 	json_decref(j->error_more);
 	json_decref(j->served_from);
 	json_decref(j->parent);
+	json_decref(j->taken);
 	mem_free(j->followed);
 	mem_free(j->plan);
 	mem_free(j->target);
@@ -255,6 +257,18 @@ static void put_progress(const struct job *j, bool ended, struct buf *b)
 	buf_puts(b, "}");
 }
 
+static void put_cluster(const struct job *j, struct buf *b)
+{
+	const char *node = j->moved && j->moved_to[0] ? j->moved_to : j->server->config->node;
+
+	buf_printf(b, ",\"node\":\"%s\",\"nodes\":[\"%s\"]", node, node);
+	if (j->moved)
+		buf_printf(b, ",\"moved_to\":\"%s\"", j->moved_to);
+	if (j->token)
+		buf_printf(b, ",\"ownership\":%jd", (intmax_t)j->token);
+	put_json(b, "taken_over", j->taken);
+}
+
 static FALLIBLE enum err make_text(struct job *j, enum job_state state)
 {
 	struct buf *b = &j->text;
@@ -267,7 +281,7 @@ static FALLIBLE enum err make_text(struct job *j, enum job_state state)
 		   job_state_names[state]);
 	buf_json_str(b, str_of(j->stalled ? "stalled" : j->stage));
 	if (j->server->config->cluster)
-		buf_printf(b, ",\"node\":\"%s\",\"nodes\":[\"%s\"]", j->server->config->node, j->server->config->node);
+		put_cluster(j, b);
 	buf_printf(b, ",\"attempt\":%d,\"retries_left\":%d,\"uid\":%u", j->attempt, j->retries_left, j->uid);
 	if (j->cancel_wanted && !job_state_ended(state))
 		buf_puts(b, ",\"cancelling\":true");
@@ -419,6 +433,11 @@ static void read_doc(struct job *j, const json_t *doc)
 	j->stages = json_incref(json_object_get(doc, "stages"));
 	j->trace = json_incref(json_object_get(doc, "trace"));
 	j->cancel_wanted = json_is_true(json_object_get(doc, "cancelling"));
+	j->taken = json_incref(json_object_get(doc, "taken_over"));
+	j->takes = json_array_size(j->taken) > 0; /* perhaps not yet fenced by the daemon that was here before */
+	j->token = jval_int(doc, "ownership");
+	j->moved = json_object_get(doc, "moved_to") != NULL;
+	snprintf(j->moved_to, sizeof j->moved_to, "%s", jval_text(doc, "moved_to"));
 	if (json_is_integer(json_object_get(doc, "retries_left")))
 		j->retries_left = (int)read_number(doc, "retries_left");
 }
@@ -507,6 +526,16 @@ FALLIBLE enum err job_state_of(struct server *s, struct str id, enum job_state *
 	TRY(job_find(s, id, &j));
 	*out = j->state;
 	return OK;
+}
+
+const char *job_moved_to(struct server *s, struct str id, bool *is_here_out)
+{
+	struct job *j;
+
+	*is_here_out = job_find(s, id, &j) == OK;
+	if (!*is_here_out)
+		err_clear();
+	return *is_here_out && j->moved ? j->moved_to : NULL;
 }
 
 FALLIBLE enum err job_kind_of(struct server *s, struct str id, enum job_kind *out)

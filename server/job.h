@@ -64,10 +64,17 @@ uint64_t job_version(struct server *s, struct str id);
 FALLIBLE enum err job_plan(struct server *s, struct str id, struct buf *out);
 FALLIBLE enum err job_state_of(struct server *s, struct str id, enum job_state *out);
 FALLIBLE enum err job_kind_of(struct server *s, struct str id, enum job_kind *out);
+/* The node that has taken the job over, "": not known which; NULL: it is this node's, or not known here. */
+const char *job_moved_to(struct server *s, struct str id, bool *is_here_out);
+/* Takes a job over from the node `from`: its record as etcd has it, and the token of the ownership. fn hears when it is in the journal. */
+void job_take(struct server *s, const json_t *record, int64_t token, done_fn fn, void *user);
 
 /* filter: terms joined by " AND ": state=running, kind=save, labels.KEY=value, target=main:run1/step-100; a value may be in double
  * quotes. ERR_VALIDATION_FAILED for anything else. Newest first. Appends {"jobs":[…],"next_page_token"?}. */
 FALLIBLE enum err job_list(struct server *s, struct str filter, uint32_t page_size, struct str page_token, struct buf *out);
+
+/* Does a record, as JSON, match a filter of the same form? */
+FALLIBLE enum err job_matches(struct str filter, const json_t *record, bool *out);
 
 /* A new id, of a job or of something else that sorts by time. Its end is the daemon's mark: of what jobs leave on a storage that several
  * daemons see, each knows its own. */

@@ -95,8 +95,11 @@ FALLIBLE enum err jobs_recover(struct server *s)
 	TRY(journal_read_jobs(s->journal, &saves, RECALLED_SAVES, recall_save, s));
 	for (struct job *j = s->jobs->live, *next; j; j = next) {
 		next = j->live_next;
-		job_recover(j);
+		j->held = j->shared = job_may_be_shared(j);
+		if (!j->held)
+			job_recover(j);
 	}
+	s->hooks->jobs_loaded(s);
 	state_dicts_settle(s->state_dicts);
 	return loop_every(s->loop, TICK_MS, on_tick, s, &s->jobs->tick);
 }

@@ -329,6 +329,7 @@ static void write_journal(struct creation *c)
 	struct job *j = c->job;
 	struct journal_txn *t = journal_txn_new(c->server->journal);
 
+	j->shared = job_may_be_shared(j);
 	if (j->kind == JOB_SAVE && !j->await) /* sealed in shared memory that outlives the trainer: it may go on */
 		job_snapshotted(j);
 	snprintf(j->stage, sizeof j->stage, "waiting");

@@ -22,6 +22,7 @@ void job_emit_state(const struct job *j)
 	if (doc && j->error && job_state_ended(j->state))
 		json_object_set_new(doc, "error", errdoc_brief(j->error));
 	events_emit(j->server->events, "job.state", j->id, doc);
+	j->server->hooks->job_noted(j);
 }
 
 /* A label's value that others chose: no quotes to escape, and short. */
@@ -199,11 +200,14 @@ static void announce(struct job *j)
 
 	log_info("job ended", "job", j->id, "kind", kind_of(j->kind)->name, "state", job_state_text(j->state), "code",
 		 j->error ? json_string_value(json_object_get(j->error, "code")) : "ok", "trace", job_trace_id(j), NULL);
-	snprintf(labels, sizeof labels, "kind=\"%s\",outcome=\"%s\"", kind_of(j->kind)->name, job_state_text(j->state));
+	snprintf(labels, sizeof labels, "kind=\"%s\",outcome=\"%s\"", kind_of(j->kind)->name,
+		 j->moved ? "moved" : job_state_text(j->state));
 	metrics_add(s->metrics, "dcpd_jobs_total", labels, 1);
 	snprintf(labels, sizeof labels, "kind=\"%s\"", kind_of(j->kind)->name);
 	metrics_observe(s->metrics, "dcpd_job_duration_seconds", labels, seconds);
 	job_emit_state(j);
+	if (j->moved) /* the node that has it tells of its end */
+		return;
 	job_tell_stream(j);
 	if (j->state == JOB_FAILED && j->kind == JOB_VERIFY)
 		count_verify_failure(j);
@@ -253,7 +257,8 @@ static void on_end_journalled(void *user, enum err e)
 	job_cache_add(j);
 	j->server->jobs->ended++;
 	announce(j);
-	j->server->hooks->job_ended(j);
+	if (!j->moved)
+		j->server->hooks->job_ended(j);
 	job_wake(j);
 }
 
@@ -271,10 +276,33 @@ static void end_marked(struct job *j)
 	job_end(j, j->end_state);
 }
 
+static void end_moved(struct job *j)
+{
+	json_decref(j->error);
+	j->error = errdoc_sure(ERR(JOB_MOVED, "job %s was taken over by node \"%s\" while this one was away", j->id, j->moved_to));
+	job_end(j, JOB_FAILED);
+}
+
+static void on_confirmed(void *user, enum err e)
+{
+	struct job *j = user;
+
+	j->confirmed = true;
+	j->moved = j->moved || e == ERR_JOB_MOVED;
+	if (j->moved)
+		end_moved(j);
+	else
+		job_end(j, j->end_state);
+}
+
 void job_end(struct job *j, enum job_state state)
 {
 	job_move(j, STEP_ENDING, j->state);
 	j->end_state = state;
+	if (j->shared && !j->moved && !j->confirmed) {
+		j->server->hooks->confirm(j, on_confirmed, j);
+		return;
+	}
 	if (state == JOB_SUCCEEDED && job_marks_put(j, end_marked))
 		return;
 
@@ -312,8 +340,10 @@ void job_end(struct job *j, enum job_state state)
 		errdoc_set(state == JOB_SUCCEEDED ? j->result : j->error, "identity", json_string(j->identity));
 	job_changed(j);
 	job_put_row(t, j, state);
-	j->verdict = verdict_note(t, j);
-	job_tell_followers(t, j);
+	if (!j->moved) {
+		j->verdict = verdict_note(t, j);
+		job_tell_followers(t, j);
+	}
 	if (mem_failures() != failures) /* something may be missing: it ends again in a moment */
 		journal_txn_fail(t, ERR(NO_MEMORY, "no memory to describe the end of a job"));
 	job_changed(j);
@@ -323,6 +353,11 @@ void job_end(struct job *j, enum job_state state)
 
 void job_fail(struct job *j, enum err e)
 {
+	if (e == ERR_JOB_MOVED) {
+		j->moved = true;
+		end_moved(j);
+		return;
+	}
 	json_decref(j->error);
 	j->error = errdoc_sure(e);
 	errdoc_add(j->error, j->error_more);

@@ -9,7 +9,7 @@
 #include "spec/spec.h"
 
 enum { JOBS_CACHED = 256, JOB_STAGE_MAX = 48, JOB_LANE_MAX = 24 + GANG_ROOTS_MAX * GANG_ROOT_TEXT, JOB_RANKS_SHOWN = 1024,
-       JOB_IDENTITY_MAX = 64 };
+       JOB_IDENTITY_MAX = 64, JOB_NODE_MAX = 64 };
 
 /* The queue of a lane; its jobs are linked by lane_next. */
 struct lane {
@@ -52,6 +52,15 @@ struct job {
 	char stage[JOB_STAGE_MAX];
 	int attempt, retries_left;
 	uid_t uid;
+	bool shared;                /* another node of the cluster may take it over (takeover.h) */
+	bool held;                  /* … and may have done so while this daemon was away: etcd is asked before it goes on */
+	bool takes;                 /* it was taken over: its first recovery raises the storage's fence */
+	bool confirmed;             /* etcd was asked whether this node may end it */
+	bool moved;                 /* another node has it */
+	char moved_to[JOB_NODE_MAX + 1];       /* its name; "": not known yet */
+	int64_t token;              /* of this node's ownership in etcd; 0: none is known */
+	int64_t noted;              /* revision of its record in etcd, as this node wrote it; 0: not known */
+	json_t *taken;              /* [{"from","to","at","attempt","why"}]; NULL: it was never taken over */
 	bool marked;                /* its hold and alias are put, or on their way */
 	bool dry_run, cancel_wanted, commit_asked, commit_allowed, stalled, in_journal;
 	json_t *request, *progress_ranks, *result, *error;
@@ -241,9 +250,17 @@ static inline bool job_await_has_use(const struct job *j)     /* all that it awa
 }
 bool job_await_rests(struct job *j);                 /* its workers waited too long: it begins again with the last seal. false: none such */
 
+/* ---- job_take.c: jobs of a cluster that change their node ---- */
+bool job_may_be_shared(const struct job *j);         /* after job_spec_resolve */
+json_t *job_storage_ids(const struct job *j);        /* name → id; NULL: one is not known */
+/* Another node has the job, `to` ("": not known). It ends here, now or as soon as its workers have. */
+void job_give_up(struct job *j, const char *to);
+void job_resume(struct job *j);                      /* a held one: it is still this node's */
+
 /* ---- job_run.c: attempts ---- */
 FALLIBLE enum err job_start_attempt(struct job *j);
 void job_recover(struct job *j);
+void job_begin_taken(struct job *j);                 /* of another node: asks its storage what that has done, then begins */
 void job_stop(struct job *j);                        /* a cancel, at whatever step */
 bool job_commit_waits(const struct job *j);          /* for the journal, which lacks space: the workers stand still */
 void job_watch(struct server *s);                    /* stalls; called every tick */

@@ -1,6 +1,7 @@
 /* job_ops.c: what callers do to jobs that exist: cancel, retry, list. */
 #include <stdio.h>
 
+#include "base/jval.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/near.h"
@@ -78,8 +79,11 @@ static FALLIBLE enum err check_retry(struct server *s, struct job *j)
 	if (j->state != JOB_FAILED && j->state != JOB_CANCELLED)
 		return ERR(STATE_CONFLICT, "job %s is %s: only a failed or cancelled job can be tried again", j->id,
 			   job_state_text(j->state));
+	if (j->moved)
+		return ERR(JOB_MOVED, "job %s is node \"%s\"'s", j->id, j->moved_to);
 	TRY(job_spec_resolve(j));
 	TRY(job_spec_check_free(j));
+	j->shared = job_may_be_shared(j);
 	enum err e = job_take_uses(j);
 	e = e ?: job_state_dict_op_check(j);
 	if (e) {
@@ -98,7 +102,7 @@ static void reset(struct job *j)
 	j->error = j->result = j->progress_ranks = j->stages = NULL;
 	trace_again(j->trace);
 	j->attempt++;
-	j->cancel_wanted = j->commit_asked = j->stalled = false;
+	j->cancel_wanted = j->commit_asked = j->stalled = j->confirmed = false;
 	j->bytes_done = j->bytes_total = 0;
 	j->rate = 0;
 	j->finished_ms = j->started_ms = j->durable_ms = 0;
@@ -191,6 +195,27 @@ static FALLIBLE enum err read_filter(struct str text, struct journal_filter *f)
 		text = (struct str){ text.p + skip, text.n - skip };
 		if (at && text.n == 0)
 			return bad_filter(text);
+	}
+	return OK;
+}
+
+FALLIBLE enum err job_matches(struct str filter, const json_t *record, bool *out)
+{
+	struct journal_filter f = { .state = -1, .kind = -1 };
+	const json_t *target = json_object_get(record, "target"), *labels = json_object_get(record, "labels");
+	char text[4096 + 64] = "";
+
+	TRY(read_filter(filter, &f));
+	if (json_object_get(target, "state_dict"))
+		snprintf(text, sizeof text, "shm:%s", jval_text(target, "state_dict"));
+	else if (target)
+		snprintf(text, sizeof text, "%s:%s", jval_text(target, "storage"), jval_text(target, "name"));
+	*out = (f.state < 0 || strcmp(jval_text(record, "state"), job_state_names[f.state]) == 0) &&
+	       (f.kind < 0 || strcmp(jval_text(record, "kind"), kind_names[f.kind]) == 0) && (!f.target.n || str_is(f.target, text));
+	for (uint32_t i = 0; i < f.label_count; i++) {
+		char key[256];
+		snprintf(key, sizeof key, "%.*s", (int)num_min(f.label_key[i].n, sizeof key - 1), f.label_key[i].p);
+		*out = *out && str_is(f.label_value[i], jval_text(labels, key));
 	}
 	return OK;
 }

@@ -15,6 +15,7 @@
 #include "server/lookup.h"
 #include "server/parts.h"
 #include "server/storage.h"
+#include "server/takeover.h"
 #include "server/verdict.h"
 
 enum { RETRY_MS = 500, RECOVER_AGAIN_MS = 1000, RECOVER_FOR_MS = 20000, SILENT_MS = 1000 };
@@ -68,6 +69,16 @@ static FALLIBLE enum err add_memory(const struct state_dict_memory *m, json_t *b
 	return OK;
 }
 
+/* For the fence of its storage (worker/store/fence.h). */
+static FALLIBLE enum err add_owner(const struct job *j, json_t *doc)
+{
+	char mark[JOB_MARK_LEN + 1];
+
+	job_id_mark(j->server->journal, mark);
+	return json_object_set_new(doc, "owner", json_pack("{s:s, s:I}", "mark", mark, "token", (json_int_t)j->token)) == 0 ?
+		       OK : ERR(NO_MEMORY, "cannot describe a job");
+}
+
 static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **body_out, int **fds_out, uint32_t *fd_count_out)
 {
 	const struct state_dict_use *const uses[] = { j->source_use, j->other_use, j->target_use };
@@ -98,6 +109,8 @@ static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **bo
 		e = ERR(NO_MEMORY, "cannot describe a job");
 	if (!e)
 		e = add_memory(&memory, body, fds, &n);
+	if (!e && j->shared)
+		e = add_owner(j, body);
 	if (e) {
 		json_decref(body);
 		mem_free(fds);
@@ -340,6 +353,27 @@ bool job_commit_waits(const struct job *j)
 	return j->commit_asked && !j->commit_allowed && journal_may_write(j->server->journal) != OK;
 }
 
+static void begin_commit(struct job *j)
+{
+	job_set_state(j, j->step, JOB_COMMITTING, "commit", false);
+	struct journal_txn *t = journal_txn_new(j->server->journal);
+	job_put_row(t, j, j->state);
+	journal_txn_wait(t, mem_free);
+	journal_commit(j->server->journal, t, on_may_commit, new_ticket(j));
+}
+
+static void on_own(void *user, enum err e)
+{
+	struct job *j = take_ticket(user);
+
+	if (!j || !j->gang)
+		return;
+	if (e)
+		gang_abort(j->gang, e);
+	else if (!j->cancel_wanted)
+		begin_commit(j);
+}
+
 static void on_want_commit(void *user)
 {
 	struct job *j = user;
@@ -357,11 +391,10 @@ static void on_want_commit(void *user)
 	}
 	j->commit_asked = true;
 	j->commit_allowed = false;
-	job_set_state(j, j->step, JOB_COMMITTING, "commit", false);
-	struct journal_txn *t = journal_txn_new(j->server->journal);
-	job_put_row(t, j, j->state);
-	journal_txn_wait(t, mem_free);
-	journal_commit(j->server->journal, t, on_may_commit, new_ticket(j));
+	if (j->shared)
+		j->server->hooks->confirm(j, on_own, new_ticket(j));
+	else
+		begin_commit(j);
 }
 
 /* ---- the end of an attempt ---- */
@@ -474,6 +507,16 @@ static void on_recovered(void *user, enum err e, const json_t *ok, int *)
 	struct job *j = map_object(&r->ticket->server->jobs->table, str_of(r->ticket->id));
 
 	must(j && j->step == STEP_RECOVERING);
+	if (j->moved || e == ERR_JOB_MOVED || (!e && r->e == ERR_JOB_MOVED)) {
+		struct takeover_outcome o = { .failed = true, .fenced = j->moved || e == ERR_JOB_MOVED, .was_asked = !e,
+					      .committed = json_is_true(json_object_get(ok, "committed")) };
+		if (takeover_end(&o) != TAKEOVER_SUCCEEDED) {
+			mem_free(r->ticket);
+			mem_free(r);
+			job_fail(j, ERR(JOB_MOVED, "another node has the job"));
+			return;
+		}
+	}
 	if (e && err_retryable(e) && clock_mono_ms() - r->began_ms < RECOVER_FOR_MS && !j->server->draining) {
 		loop_timer_start(j->server->loop, RECOVER_AGAIN_MS, again_later, r, &j->timer);
 		return;
@@ -485,6 +528,7 @@ static void on_recovered(void *user, enum err e, const json_t *ok, int *)
 		return;
 	}
 	mem_free(r->ticket);
+	j->takes = j->takes && e;
 	if (e && (r->restart || r->e == OK || j->state == JOB_COMMITTING)) {
 		struct err_info info = *err_last();
 		mem_free(r);
@@ -498,11 +542,18 @@ static void on_recovered(void *user, enum err e, const json_t *ok, int *)
 static void ask_recover(struct job *j, struct recovery *r)
 {
 	const struct ref *target = &j->spec.target;
+	json_t *q = json_pack("{s:s, s:s, s:s, s:s, s:s}", "op", "recover", "storage", target->storage.p, "name", target->name.p, "job",
+			      j->id, "kind", kind_of(j->kind)->name);
+	char mark[JOB_MARK_LEN + 1];
 
-	lookup_ask(j->server->lookups, target->storage.p,
-		   json_pack("{s:s, s:s, s:s, s:s, s:s}", "op", "recover", "storage", target->storage.p, "name", target->name.p, "job",
-			     j->id, "kind", kind_of(j->kind)->name),
-		   NULL, 0, on_recovered, r);
+	job_id_mark(j->server->journal, mark);
+	if (q && j->shared &&
+	    (json_object_set_new(q, "mark", json_string(mark)) != 0 || json_object_set_new(q, "token", json_integer(j->token)) != 0 ||
+	     json_object_set_new(q, "takes", json_boolean(j->takes)) != 0)) {
+		json_decref(q);
+		q = NULL;
+	}
+	lookup_ask(j->server->lookups, target->storage.p, q, NULL, 0, on_recovered, r);
 }
 
 static void recover(struct job *j, enum err e, bool restart)
@@ -548,7 +599,9 @@ static void on_ended(void *user, enum err e, const json_t *body)
 		job_end(j, JOB_SUCCEEDED);
 	} else if (e != ERR_NOT_DURABLE && /* a recovery's fsync would prove nothing */
 		   (kind_of(j->kind)->writes & REF_CHECKPOINT) &&
-		   (j->commit_asked || err_blast(e) == ERR_BLAST_GANG || e == ERR_STORAGE_STALLED)) {
+		   (j->commit_asked || err_blast(e) == ERR_BLAST_GANG || e == ERR_STORAGE_STALLED || j->shared)) {
+		if (e != ERR_CANCELLED)
+			note_more(j, body);
 		recover(j, e, false);
 	} else {
 		if (e != ERR_CANCELLED)
@@ -609,6 +662,22 @@ void job_stop(struct job *j)
 }
 
 /* ---- after a restart ---- */
+
+void job_begin_taken(struct job *j)
+{
+	enum err e = job_spec_resolve(j);
+
+	j->shared = true;
+	e = e ?: job_take_uses(j);
+	if (e)
+		job_fail(j, e);
+	else if (kind_of(j->kind)->writes & REF_CHECKPOINT)
+		recover(j, OK, true);
+	else {
+		j->attempt++;
+		job_queue(j);
+	}
+}
 
 void job_recover(struct job *j)
 {

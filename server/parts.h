@@ -24,6 +24,12 @@ struct server_hooks {
 	enum err (*node_storage)(struct server *s, const char *node, const char **storage_out);
 	void (*ask_image)(struct server *s, const struct ref *ref, const struct principal *who,
 			  void (*fn)(void *user, enum err e, int64_t generation), void *user);
+	/* cluster_jobs.c: other nodes should know the job's record as it is now. */
+	void (*job_noted)(const struct job *j);
+	/* Is the job still this node's? fn(user, OK, or ERR_JOB_MOVED). For shared jobs only. */
+	void (*confirm)(struct job *j, void (*fn)(void *user, enum err e), void *user);
+	/* The journal's jobs are here; shared ones are held until they are resumed or given up. */
+	void (*jobs_loaded)(struct server *s);
 };
 
 struct server {

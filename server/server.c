@@ -138,6 +138,7 @@ static enum err may_commit(const struct job *j)
 }
 
 static const struct server_hooks hooks = { .job_ended = on_job_ended, .happens = on_happens, .may_commit = may_commit,
+					    .job_noted = cluster_note_job, .confirm = cluster_confirm, .jobs_loaded = cluster_jobs_loaded,
 					    .node_storage = cluster_storage, .ask_image = cluster_ask_image };
 
 /* With space again, slots that could not be freed become free, and jobs begin. */
@@ -256,6 +257,7 @@ void server_free(struct server *s)
 	chains_free(s);
 	webhooks_free(s);
 	cluster_free(s->cluster);
+	s->cluster = NULL;
 	device_copies_free(s->device_copies);
 	descriptors_free(s->descriptors);
 	devices_free(s->devices);

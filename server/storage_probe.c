@@ -3,7 +3,8 @@
 #include "server/service_clock.h"
 #include "server/errdoc.h"
 #include "server/lookup.h"
-#include "server/storage.h"
+#include "server/config.h"
+#include "server/storage_impl.h"
 #include "server/storage_speed.h"
 
 struct probe {
@@ -51,5 +52,6 @@ void storage_probe(struct storages *all, struct lookups *lookups, struct storage
 	*p = (struct probe){ .all = all, .fn = fn, .user = user };
 	memcpy(p->name, st->name, sizeof p->name);
 	st->probing = true;
-	lookup_ask(lookups, p->name, json_pack("{s:s, s:s}", "op", "probe", "storage", p->name), NULL, 0, on_probe, p);
+	lookup_ask(lookups, p->name, json_pack("{s:s, s:s, s:b}", "op", "probe", "storage", p->name, "id",
+							  all->config->cluster && !st->adhoc), NULL, 0, on_probe, p);
 }

@@ -54,7 +54,7 @@ LAYERS = {"base", "os", "tensor", "spec", "ctl", "plan", "format", "device", "co
 # files that only add words to it, too (journal: journal_read). Headers stand where the lowest of the files that they declare does.
 ORDER = {
     "server": """
-        service_clock principal trace parts.h errdoc table webhook_address webhook_sign config gang_rendezvous doctor
+        service_clock principal trace takeover parts.h errdoc table webhook_address webhook_sign config gang_rendezvous doctor
         loop
         courier descriptors
         events metrics unread
@@ -96,10 +96,13 @@ ORDER = {
         job_queue
         job_await
         job_run
+        job_take
         job_create job_ops job_drain
         job_all
         etcd
-        cluster_nodes cluster_forward cluster_images cluster
+        cluster_forward cluster_images cluster_take
+        cluster_jobs
+        cluster_nodes cluster
         webhook_queue webhook
         tracer
         chain_set chain

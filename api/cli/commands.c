@@ -236,6 +236,13 @@ static const struct command commands[] = {
 	  "",
 	  "give a node work again", NULL,
 	  1, 1, look_drain },
+	{ "forget",
+	  "forget NODE",
+	  "",
+	  "forget a node of the cluster that will not come back",
+	  "Only a node that is away. Its jobs that no other node can take over have failed. A node that comes back all the same joins "
+	  "anew.",
+	  1, 1, look_forget },
 	{ "check",
 	  "check REF [shm:NAME] [--world-size N] [--layout RULE]... [--no-strict]",
 	  "include= exclude= rename= dtype= world-size= layout= no-strict",

@@ -159,3 +159,18 @@ int look_drain(const struct command *self, struct client *c, const struct args *
 		return is_run && has_failed(json_object_get(got.json, "saves")) ? EXIT_JOB_FAILED : EXIT_DONE;
 	return wait_ms ? EXIT_TIMED_OUT : EXIT_DONE;
 }
+
+int look_forget(const struct command *, struct client *c, const struct args *a)
+{
+	CLEANUP(client_drop) struct answer got = { 0 };
+	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
+
+	client_put(&path, "/v1/nodes/%", a->words[0]);
+	buf_puts(&path, ":forget");
+	enum err e = client_end(&path);
+	e = e ?: client_call(c, "POST", (char *)path.p, NULL, &got);
+	if (e)
+		return follow_failed(c, e);
+	show_say("%s is forgotten\n", a->words[0]);
+	return EXIT_DONE;
+}

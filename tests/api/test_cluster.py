@@ -148,6 +148,8 @@ def test_work_goes_on_while_etcd_is_away(cluster, own):
     lib.wait_for(lambda: "cannot be reached" in a.warnings(), 20, "the warning")
     assert a.api.get("/readyz").ok(200)["status"] == "degraded"
     assert "cannot be reached" in a.api.get("/v1/nodes").ok(200)["problem"]
+    stranger = lib.Client(tcp=("127.0.0.1", a.http)).get("/readyz").ok(200)["warnings"]
+    assert any("not in its cluster" in w for w in stranger) and own.url not in str(stranger), "etcd's words are not for strangers"
     assert "dcpd_cluster_joined 0" in a.api.get("/metrics").body.decode()
     sd = lib.fresh()
     a.put(sd, [lib.image({"a": ("U8", [50], bytes(50))})])

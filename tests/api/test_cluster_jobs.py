@@ -82,12 +82,38 @@ def test_the_list_has_the_jobs_of_all_nodes(pair):
     b.kill()
     a.sees(a="joined", b="away")
     page = a.api.get("/v1/jobs").ok(200)
-    assert [j["id"] for j in page["jobs"]] == [ids[2], ids[0]] and page["nodes_silent"] == ["b"]
-    p = a.api.get(f"/v1/jobs/{ids[1]}").problem("cluster_unavailable")
+    assert [j["id"] for j in page["jobs"]] == ids[::-1] and page["nodes_silent"] == ["b"]
+    assert [j.get("node_away", False) for j in page["jobs"]] == [j["node"] == "b" for j in page["jobs"]]
+    page = a.api.get("/v1/jobs?page_size=2").ok(200)
+    assert [j["id"] for j in page["jobs"]] == ids[:2:-1] and page["next_page_token"] == ids[3]
+    page = a.api.get("/v1/jobs?filter=target%3Dmain%3Arun%2Fstep-3").ok(200)
+    assert [j["id"] for j in page["jobs"]] == [ids[3]]
+    known = a.api.get(f"/v1/jobs/{ids[1]}").ok(200)
+    assert known["state"] == "succeeded" and known["node"] == "b" and known["node_away"]
+    p = a.api.post(f"/v1/jobs/{ids[1]}:retry").problem("cluster_unavailable")
     assert p["detail"] == 'node "b" is away' and p["retryable"]
     b.start()
     a.sees(a="joined", b="joined")
-    assert a.api.get(f"/v1/jobs/{ids[1]}").ok(200)["node"] == "b"
+    assert "node_away" not in a.api.get(f"/v1/jobs/{ids[1]}").ok(200)
+
+
+def test_a_node_that_will_not_come_back_is_forgotten(pair):
+    a, b = pair
+    done, waits = save(b, "run/step-1")["id"], held_job(b, "held")["id"]
+    a.api.post("/v1/nodes/b:forget").problem("state_conflict")
+    a.api.post("/v1/nodes/c:forget").problem("not_found")
+    b.kill()
+    a.sees(a="joined", b="away")
+    assert a.api.get(f"/v1/jobs/{waits}?wait=100ms").ok(200)["state"] == "queued"
+    assert a.ctl("forget", "b").stdout == "b is forgotten\n"
+    a.sees(a="joined")
+    assert a.api.get(f"/v1/jobs/{done}").ok(200)["state"] == "succeeded"
+    lost = a.api.get(f"/v1/jobs/{waits}").ok(200)
+    assert lost["state"] == "failed" and "was forgotten" in lost["error"]["detail"], lost
+    assert [j["id"] for j in a.api.get("/v1/jobs").ok(200)["jobs"]] == [waits, done]
+    b.start()
+    a.sees(a="joined", b="joined")
+    assert a.api.get(f"/v1/jobs/{waits}").ok(200)["node"] == "b"
 
 
 def test_work_for_a_drained_node_is_done_by_another(pair):
@@ -119,10 +145,10 @@ def test_a_node_that_hangs_is_given_up(pair):
     b.proc.send_signal(etcd.signal.SIGSTOP)
     try:
         assert a.api.get("/v1/jobs").ok(200)["nodes_silent"] == ["b"]
-        a.api.get(f"/v1/jobs/{done['id']}").problem("cluster_unavailable")
+        assert a.api.get(f"/v1/jobs/{done['id']}").ok(200)["node_away"]
     finally:
         b.proc.send_signal(etcd.signal.SIGCONT)
-    lib.wait_for(lambda: a.api.get(f"/v1/jobs/{done['id']}").status == 200, 20, "the node again")
+    lib.wait_for(lambda: "node_away" not in a.api.get(f"/v1/jobs/{done['id']}").ok(200), 20, "the node again")
 
 
 def test_only_nodes_speak_for_others(pair, server, tmp_path):

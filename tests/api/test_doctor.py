@@ -153,3 +153,10 @@ def test_without_a_daemon_this_host_is_looked_at(tmp_path):
     asked = subprocess.run([lib.BIN / "dcpctl", "doctor", "--url", f"unix://{tmp_path}/none"], capture_output=True, text=True, timeout=60,
                            env=env)
     assert asked.returncode == 3 and not asked.stdout, "a daemon that was named is not on this host by all accounts"
+
+
+def test_a_storage_is_looked_at_where_children_are_not_reported(tmp_path):
+    """Some parents leave SIGCHLD ignored to what they start."""
+    under = ("sh", "-c", 'trap "" CHLD; exec "$@"', "sh")
+    found = doctor(tmp_path, "--storage", f"main={tmp_path}/none", under=under, rc=1)
+    assert [f["state"] for name, f in found.items() if "main" in name] == ["bad"], found

@@ -633,9 +633,16 @@ static inline enum err objects_remove(const struct store_job *by, const struct s
 	return OK;
 }
 
-static inline enum err objects_recover(const struct store *s, const char *name, const char *job, bool removes, bool *done_out,
+static inline enum err objects_fence(const struct store_job *by, const struct store *s, const char *name)
+{
+	(void)by, (void)s, (void)name;
+	return OK;
+}
+
+static inline enum err objects_recover(const struct store_job *by, const struct store *s, const char *name, bool removes, bool *done_out,
 				       struct manifest **out)
 {
+	const char *job = by->id;
 	struct store_at at;
 
 	*done_out = removes;
@@ -665,7 +672,8 @@ static const struct store_ops objects_ops = {
 	objects_open, objects_check, objects_probe, objects_count, NULL,
 	objects_enter, objects_list, objects_stat, objects_watch, objects_open_file, objects_read, objects_get, objects_close, NULL,
 	objects_write, objects_resize, objects_finish,
-	objects_stage, objects_publish, NULL, NULL, objects_discard, objects_remove, objects_recover, objects_sweep,
+	objects_stage, objects_publish, NULL, NULL, objects_discard, objects_remove, objects_fence,
+	objects_recover, objects_sweep,
 	NULL, NULL, NULL,
 	objects_make, objects_put, objects_adopt, objects_drop, NULL, objects_swap,
 	NULL, NULL, NULL, NULL, NULL, false,

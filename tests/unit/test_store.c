@@ -263,18 +263,18 @@ static void test_after_a_crash_nothing_is_visible_and_nothing_stays(void **state
 	store_close(&s.parent);
 	assert_false(is_there("run/x"));
 	assert_names("run", false, "");
-	T_OK(store->ops->recover(store, "run/x", "A", false, &done, &m));
+	T_OK(store->ops->recover(&(struct store_job){ .id = "A" }, store, "run/x", false, &done, &m));
 	assert_false(done);
 	assert_null(m);
 	assert_false(is_there("run/.dcpd-A-1"));
 
 	T_OK(save("B", "run/x", false)); /* it died behind its commit */
-	T_OK(store->ops->recover(store, "run/x", "B", false, &done, &m));
+	T_OK(store->ops->recover(&(struct store_job){ .id = "B" }, store, "run/x", false, &done, &m));
 	assert_true(done);
 	assert_string_equal(m->job, "B");
 	manifest_free(m);
 	assert_job("run/x", "B");
-	T_OK(store->ops->recover(store, "run/y", "C", true, &done, &m)); /* a delete that was through */
+	T_OK(store->ops->recover(&(struct store_job){ .id = "C" }, store, "run/y", true, &done, &m)); /* a delete that was through */
 	assert_true(done);
 }
 

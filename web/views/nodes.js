@@ -6,14 +6,17 @@ import { button, state, table } from "../widgets/parts.js";
 import { refresh, store } from "../store/store.js";
 
 const MARKS = { joined: "ok", draining: "warn", drained: "idle", away: "bad" };
+const VERBS = { drain: ["Drain", "Yes, drain it"], undrain: ["Undrain", "Undrain it"], forget: ["Forget", "Yes, forget it"] };
 let note = () => {};
 
 async function drain(name, verb) {
-	const words = verb === "drain"
+	const words = verb === "forget"
+		? "It is no longer shown. Its jobs that no other node can take over have failed. If it comes back all the same, it joins anew."
+		: verb === "drain"
 		? "It gets no new work, over restarts too, until that is lifted. What it has ends; saves of its own trainers are still taken."
 		: "It gets work again.";
-	if (!(await confirm(`${verb === "drain" ? "Drain" : "Undrain"} node ${name}?`, words, verb === "drain" ? "Yes, drain it"
-		: "Undrain it"))) return;
+	const [title, yes] = VERBS[verb];
+	if (!(await confirm(`${title} node ${name}?`, words, yes))) return;
 	try {
 		await post(`/v1/nodes/${encodeURIComponent(name)}:${verb}`);
 	} catch (error) {
@@ -36,7 +39,8 @@ export function draw() {
 		h("td", {}, n.version || "–"),
 		h("td", {}, n.state === "joined" ? button("Drain …", `drain-${n.name}`, () => drain(n.name, "drain"),
 			{ "aria-label": `Drain ${n.name}` })
-			: n.state === "away" ? null : button("Undrain …", `drain-${n.name}`, () => drain(n.name, "undrain"),
+			: n.state === "away" ? button("Forget …", `drain-${n.name}`, () => drain(n.name, "forget"), { "aria-label": `Forget ${n.name}` })
+			: button("Undrain …", `drain-${n.name}`, () => drain(n.name, "undrain"),
 				{ "aria-label": `Undrain ${n.name}` })),
 	], "This daemon is in no cluster.");
 }

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -43,14 +44,62 @@ static FALLIBLE enum err store_of(const struct worker *w, const json_t *q, const
 	return storage ? stores_find(&w->stores, storage, out) : ERR(VALIDATION_FAILED, "a question without a storage");
 }
 
+enum { STORAGE_ID_BYTES = 16, STORAGE_ID_PAGE = 256 };
+#define STORAGE_ID_NAME ".dcpd-storage-id"
+
+static FALLIBLE enum err read_id(struct store_at top, char id[2 * STORAGE_ID_BYTES + 1])
+{
+	CLEANUP(mem_free_ptr) void *bytes = NULL;
+	uint64_t n = 0;
+
+	TRY(store_get(top, STORAGE_ID_NAME, STORAGE_ID_PAGE, &bytes, &n, NULL));
+	if (n < 2 * STORAGE_ID_BYTES || strspn(bytes, "0123456789abcdef") < 2 * STORAGE_ID_BYTES)
+		return ERR(STORAGE_IO, STORAGE_ID_NAME " is none of dcpd's");
+	snprintf(id, 2 * STORAGE_ID_BYTES + 1, "%.*s", 2 * STORAGE_ID_BYTES, (const char *)bytes);
+	return OK;
+}
+
+/* Nodes of a cluster that see the same id have the same storage, by whatever path. The first one makes it. */
+static FALLIBLE enum err find_id(const struct store *store, char id[2 * STORAGE_ID_BYTES + 1])
+{
+	CLEANUP(store_close) struct store_at lock = STORE_NOTHING;
+	const struct store_ops *ops = store->ops;
+	unsigned char bytes[STORAGE_ID_BYTES];
+	char page[2 * STORAGE_ID_BYTES + 2];
+
+	enum err e = read_id(store_top(store), id);
+	if (e != ERR_NOT_FOUND)
+		return e;
+	if (ops->lock)
+		TRY(ops->lock(store_top(store), &lock));
+	e = ops->lock ? read_id(store_top(store), id) : ERR_NOT_FOUND;
+	if (e != ERR_NOT_FOUND)
+		return e;
+	if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
+		return ERR_SYS(SYSTEM, "no random bytes for a storage's id");
+	for (size_t i = 0; i < sizeof bytes; i++)
+		snprintf(page + 2 * i, 3, "%02x", bytes[i]);
+	page[2 * STORAGE_ID_BYTES] = '\n';
+	e = ops->swap ? ops->swap(store_top(store), STORAGE_ID_NAME, page, sizeof page - 1, NULL) :
+			ops->put(store_top(store), STORAGE_ID_NAME, page, sizeof page - 1, true);
+	if (e && e != ERR_STATE_CONFLICT)
+		return e;
+	return read_id(store_top(store), id);
+}
+
 static FALLIBLE enum err probe(struct worker *w, const json_t *q, struct buf *out)
 {
+	char id[2 * STORAGE_ID_BYTES + 1] = "";
 	struct store_facts f = { 0 };
 	const struct store *store;
 
 	TRY(store_of(w, q, &store));
 	TRY(store->ops->probe(store, &f));
+	if (json_is_true(json_object_get(q, "id")) && find_id(store, id))
+		err_clear(); /* it cannot be written, so no job of it is anybody else's */
 	buf_puts(out, "{");
+	if (id[0])
+		buf_printf(out, "\"id\":\"%s\",", id);
 	if (f.total_bytes)
 		buf_printf(out, "\"free_bytes\":%ju,\"total_bytes\":%ju,", (uintmax_t)f.free_bytes, (uintmax_t)f.total_bytes);
 	buf_printf(out, "\"fs\":\"%s\",\"direct_io\":%s,\"rename_noreplace\":%s,\"exchange\":%s,\"writable\":%s}", f.kind,

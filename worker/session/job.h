@@ -64,6 +64,8 @@ struct job {
 	uint64_t attempt;
 	uid_t uid;                     /* who asked for it: owns what it commits */
 	bool admin;                    /* … and may remove and replace everything */
+	const char *mark;              /* of a job that another node may take over: this daemon's; NULL: of none such */
+	uint64_t token;                /* … and the number of its ownership (store/fence.h) */
 	bool dry_run;
 	int *fds;                      /* the segments of JOB, then spools, then the segments of SEGMENTS */
 	uint32_t fd_count;
@@ -93,7 +95,8 @@ struct job {
 /* The job as a store sees it. */
 static inline struct store_job job_in_store(const struct job *j)
 {
-	return (struct store_job){ .stores = &j->worker->stores, .id = j->id, .attempt = j->attempt, .uid = j->uid, .admin = j->admin };
+	return (struct store_job){ .stores = &j->worker->stores, .id = j->id, .attempt = j->attempt, .uid = j->uid, .admin = j->admin,
+				    .mark = j->mark, .token = j->token };
 }
 
 /* Reads the state dicts of j->doc, whose segments are j->fds. ERR_PROTOCOL. */

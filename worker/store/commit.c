@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "spec/kinds.h"
 #include "store/aliases.h"
+#include "store/fence.h"
 #include "store/identity.h"
 #include "store/kept_trash.h"
 #include "store/notes.h"
@@ -22,6 +23,7 @@ enum err commit_in_doubt(const char *what, const char *name)
 }
 
 struct removal {
+	const struct store_job *by;
 	const struct commit_removal *how;
 	const struct store *store;
 	const char *name;
@@ -64,6 +66,7 @@ static enum err check_only_if(void *user)
 	const struct spec_only_if *only_if = r->how->only_if;
 	char identity[IDENTITY_MAX];
 
+	TRY(fence_check(r->by, r->store, r->name));
 	if (!only_if || !only_if->is_given)
 		return OK;
 	if (only_if->etag.n) {
@@ -80,7 +83,7 @@ static FALLIBLE enum err remove_checked(const struct store_job *by, const struct
 					const struct commit_removal *how, struct commit_removed *out)
 {
 	struct kept_trash_words words = { .keep_ms = how->trash_ms, .policy = how->policy, .why = how->why };
-	struct removal r = { how, store, name };
+	struct removal r = { by, how, store, name };
 	CLEANUP(mem_free_ptr) char *about = NULL;
 	enum format format;
 	struct stat st;
@@ -115,13 +118,21 @@ enum err commit_delete(const struct store_job *by, const struct ref *ref, const 
 
 enum err commit_recover(const struct stores *stores, const json_t *question, bool *committed_out, struct manifest **manifest_out)
 {
-	const char *kind = json_string_value(json_object_get(question, "kind"));
+	const char *kind = jval_text(question, "kind"), *name = jval_text(question, "name");
+	const struct store_job by = { .stores = stores, .id = jval_text(question, "job"),
+				      .mark = json_string_value(json_object_get(question, "mark")),
+				      .token = (uint64_t)jval_int(question, "token") };
 	const struct store *store;
 	enum job_kind k;
 
 	*committed_out = false;
 	TRY(stores_find(stores, json_string_value(json_object_get(question, "storage")), &store));
 	bool removes = kind && kind_parse(str_of(kind), &k) && kind_is(k, KIND_REMOVES);
-	return store->ops->recover(store, json_string_value(json_object_get(question, "name")),
-				   json_string_value(json_object_get(question, "job")), removes, committed_out, manifest_out);
+	if (json_is_true(json_object_get(question, "takes"))) {
+		TRY(fence_raise(&by, store, name, removes));
+		TRY(store->ops->fence(&by, store, name));
+	} else {
+		TRY(fence_check(&by, store, name));
+	}
+	return store->ops->recover(&by, store, name, removes, committed_out, manifest_out);
 }

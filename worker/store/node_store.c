@@ -660,9 +660,16 @@ static enum err remove_from(const struct store_job *by, const struct store *s, c
 	return read_only(s);
 }
 
-static enum err recover(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out)
+static enum err fence(const struct store_job *by, const struct store *s, const char *name)
 {
-	(void)name, (void)job, (void)removes, (void)done_out, (void)out;
+	(void)by, (void)name;
+	return read_only(s);
+}
+
+static enum err recover(const struct store_job *by, const struct store *s, const char *name, bool removes, bool *done_out,
+			struct manifest **out)
+{
+	(void)by, (void)name, (void)removes, (void)done_out, (void)out;
 	return read_only(s);
 }
 
@@ -707,7 +714,7 @@ const struct store_ops node_ops = {
 	open_store, check, probe, count, NULL,
 	enter, list, stat_of, watch, open_file, read_at, get, drop_handle, NULL,
 	write_at, resize, finish,
-	stage, publish, NULL, NULL, discard, remove_from, recover, sweep,
+	stage, publish, NULL, NULL, discard, remove_from, fence, recover, sweep,
 	NULL, NULL, NULL,
 	make, put, adopt, drop, NULL, swap,
 	NULL, NULL, NULL, NULL, NULL, false,

@@ -16,7 +16,7 @@ enum { STAGED_PATH_MAX = sizeof((struct staging *)0)->name + sizeof((struct stag
 enum err posix_stage(struct staging *s, bool keep)
 {
 	TRY(s->store->ops->make(store_top(s->store), s->parent_path, &s->parent));
-	TRY(posix_clear(s->parent.handle, s->by.id)); /* a coordinator that was killed may not know of an attempt */
+	TRY(posix_clear(s->parent.handle, &s->by)); /* a coordinator that was killed may not know of an attempt */
 	enum err e = fs_mkdir(s->parent.handle, s->name, 0755);
 	if (e == ERR_CHECKPOINT_EXISTS && keep)
 		err_clear();

@@ -25,13 +25,15 @@ enum err posix_beside_follow(const struct store *store, const char *name, const 
 void posix_beside_keep_receipt(int parent, const char *staging, const char *file);
 
 /* posix_sweep.c */
-enum err posix_recover(const struct store *store, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);
+enum err posix_fence(const struct store_job *by, const struct store *store, const char *target);
+enum err posix_recover(const struct store_job *by, const struct store *store, const char *name, bool removes, bool *done_out,
+		       struct manifest **out);
 enum err posix_sweep(const struct store *store, const struct commit_keep *keep, const char *name, const char *job,
 		     struct store_swept *out);
 /* Opens the directory that `name` is in; `last` becomes its last component. */
 FALLIBLE enum err posix_open_parent(const struct store *store, const char *name, char last[256], int *fd_out);
 /* Removes what earlier attempts of this job left beside its target, before another one begins. */
-FALLIBLE enum err posix_clear(int parent, const char *job);
+FALLIBLE enum err posix_clear(int parent, const struct store_job *by);
 
 /* posix_trash.c */
 enum { POSIX_TRASH_PATH_MAX = 128 };

@@ -7,6 +7,7 @@
 #include "os/fs.h"
 #include "store/beside.h"
 #include "store/copied.h"
+#include "store/fence.h"
 #include "store/notes.h"
 #include "store/posix_impl.h"
 #include "store/posix_in_place.h"
@@ -27,6 +28,7 @@ enum err posix_open_parent(const struct store *store, const char *name, char las
 struct leftovers {
 	int dirfd;
 	const char *job;               /* NULL: any job that is not kept */
+	const char *mark;              /* of a job: what another daemon staged stays; NULL: nothing does */
 	const struct commit_keep *keep;
 	const char *path;              /* of dirfd, below the root, for others' names */
 	uint64_t removed;
@@ -132,13 +134,15 @@ static bool is_kept(const struct leftovers *l, struct str job, const char *name)
 
 	if (!k)
 		return false;
+	if (fence_is(name))
+		return !is_abandoned(l, name);
 	if (k->before && str_cmp(job, str_of(k->before)) >= 0)
 		return true;
 	for (size_t i = 0; i < json_array_size(k->jobs); i++)
 		if (str_is(job, json_string_value(json_array_get(k->jobs, i))))
 			return true;
 	bool trash = str_starts(str_of(name), TRASH_PREFIX); /* given up, whatever is in it */
-	return (k->mark && !str_ends(job, k->mark) && !is_abandoned(l, name)) || (!trash && holds_old(l->dirfd, name));
+	return (k->mark && !fence_is_of(name, job, k->mark) && !is_abandoned(l, name)) || (!trash && holds_old(l->dirfd, name));
 }
 
 static enum err find_leftover(void *user, const char *name, unsigned char)
@@ -149,6 +153,8 @@ static enum err find_leftover(void *user, const char *name, unsigned char)
 	char **at;
 
 	if ((!job.p && !meeting) || notes_is(name) || beside_is(name)) /* ".dcpd-x.dcpd-notes.json": of a file "dcpd-x" */
+		return OK;
+	if (l->job && (fence_is(name) || (l->mark && !fence_is_of(name, job, l->mark))))
 		return OK;
 	if (meeting ? l->job || !l->keep || !is_abandoned(l, name) : (l->job && !str_is(job, l->job)) || is_kept(l, job, name))
 		return OK;
@@ -171,11 +177,48 @@ static FALLIBLE enum err remove_leftovers(struct leftovers *l)
 	return e;
 }
 
-enum err posix_clear(int parent, const char *job)
+enum err posix_clear(int parent, const struct store_job *by)
 {
-	struct leftovers l = { .dirfd = parent, .job = job };
+	struct leftovers l = { .dirfd = parent, .job = by->id, .mark = by->mark };
 
 	return remove_leftovers(&l);
+}
+
+/* ---- fence ---- */
+
+static enum err find_others(void *user, const char *name, unsigned char)
+{
+	struct leftovers *l = user;
+	struct str job = job_of(name);
+	char **at;
+
+	if (!str_is(job, l->job) || fence_is(name) || str_starts(str_of(name), TRASH_PREFIX) || fence_is_of(name, job, l->mark))
+		return OK;
+	TRY(vec_push(&l->names, &at));
+	*at = mem_strdup(name);
+	return *at ? OK : ERR(NO_MEMORY, "no memory for a name");
+}
+
+/* Each gets a name that is this daemon's. One that is gone by now was committed, or removed by its own daemon. */
+enum err posix_fence(const struct store_job *by, const struct store *store, const char *target)
+{
+	struct leftovers l = { .dirfd = -1, .job = by->id, .mark = by->mark };
+	char last[256], mine[NAME_MAX + 1];
+
+	enum err e = posix_open_parent(store, target, last, &l.dirfd);
+	if (e)
+		return e == ERR_NOT_FOUND ? OK : e;
+	e = fs_list(l.dirfd, find_others, &l);
+	for (uint64_t i = 0; i < l.names.n; i++) {
+		snprintf(mine, sizeof mine, "%s.%.6s", l.names.v[i], by->mark);
+		enum err one = e ? OK : fs_rename(l.dirfd, l.names.v[i], l.dirfd, mine);
+		e = e ? e : one == ERR_NOT_FOUND ? OK : one;
+		mem_free(l.names.v[i]);
+	}
+	vec_free(&l.names);
+	e = e ? e : fs_fsync(l.dirfd, ".");
+	fs_drop(&l.dirfd);
+	return e;
 }
 
 struct own {
@@ -351,8 +394,10 @@ static FALLIBLE enum err deleted(int parent, const char *last, const char *job, 
 	return e == ERR_NOT_FOUND ? OK : e;
 }
 
-enum err posix_recover(const struct store *store, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out)
+enum err posix_recover(const struct store_job *by, const struct store *store, const char *name, bool removes, bool *done_out,
+		       struct manifest **out)
 {
+	const char *job = by->id;
 	char last[256];
 	struct stat st;
 	CLEANUP(fs_drop) int parent = -1;
@@ -367,7 +412,7 @@ enum err posix_recover(const struct store *store, const char *name, const char *
 		return OK;
 	}
 	TRY(e);
-	struct leftovers l = { .dirfd = parent, .job = job };
+	struct leftovers l = { .dirfd = parent, .job = job, .mark = by->mark };
 	if (removes) {
 		e = deleted(parent, last, job, done_out);
 		e = e ?: *done_out ? posix_beside_follow(store, name, NULL) : OK;
@@ -433,9 +478,9 @@ static enum err sweep_entry(void *user, const char *name, unsigned char d_type)
 }
 
 /* Of one job, beside its target: what is another daemon's is not told apart. */
-static FALLIBLE enum err sweep_job(const struct store *store, const char *name, const char *job, uint64_t *removed_out)
+static FALLIBLE enum err sweep_job(const struct store *store, const char *name, const char *job, const char *mark, uint64_t *removed_out)
 {
-	struct leftovers l = { .dirfd = -1, .job = job, .keep = &(struct commit_keep){ .jobs = NULL } };
+	struct leftovers l = { .dirfd = -1, .job = job, .mark = mark, .keep = &(struct commit_keep){ .jobs = NULL } };
 	char last[256];
 
 	enum err e = posix_open_parent(store, name, last, &l.dirfd);
@@ -452,7 +497,7 @@ enum err posix_sweep(const struct store *store, const struct commit_keep *keep, 
 
 	*out = (struct store_swept){ 0 };
 	if (name)
-		return sweep_job(store, name, job, &out->removed);
+		return sweep_job(store, name, job, keep ? keep->mark : NULL, &out->removed);
 	enum err e = sweep_dir(&s);
 	e = e ?: posix_trash_sweep(store, keep, &s.removed);
 	out->removed = s.removed;

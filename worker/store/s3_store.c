@@ -563,7 +563,7 @@ const struct store_ops s3_ops = {
 	open_store, check, probe, count, NULL,
 	enter, list, stat_of, watch, open_file, read_at, get, drop_handle, NULL,
 	s3_part_write, s3_part_resize, s3_part_finish,
-	s3_stage, s3_publish, NULL, s3_replace, s3_discard, s3_remove, s3_recover, s3_sweep,
+	s3_stage, s3_publish, NULL, s3_replace, s3_discard, s3_remove, s3_fence, s3_recover, s3_sweep,
 	s3_trash_list, s3_trash_restore, s3_trash_empty,
 	make, put, adopt, drop, NULL, swap,
 	s3_clones, s3_clone, s3_part_link, NULL, NULL, true,

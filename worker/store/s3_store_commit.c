@@ -152,7 +152,8 @@ enum err s3_stage(struct staging *s, bool keep)
 		return ERR(UNSUPPORTED, "several hosts do not save one checkpoint to an object storage: save each part by itself, or to a "
 			   "shared file system");
 	TRY(mark_at(s, &m));
-	TRY(s3_sweep(s->store, NULL, m.target, s->by.id, &swept)); /* what earlier attempts of the job left */
+	const struct commit_keep own = { .mark = s->by.mark };
+	TRY(s3_sweep(s->store, &own, m.target, s->by.id, &swept)); /* what earlier attempts of the job left */
 	m.repairs = s->repaired.store != NULL;
 	m.of = m.repairs && s3_thing_at(s->repaired)->folder ? s3_thing_at(s->repaired)->folder->attempt : 0;
 	TRY(put_mark(client, &m, S3_ALWAYS, NULL));
@@ -719,13 +720,13 @@ enum err s3_remove(const struct store_job *by, const struct store *s, const char
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
 	CLEANUP(s3_entry_free) struct s3_entry file = { 0 };
 	struct s3 *client = s3_own(s)->client;
-	char staging[STAGING_BESIDE_MAX], own[160];
+	char staging[STAGING_BESIDE_MAX], own[STAGING_NAME_MAX];
 	struct s3_mark m;
 
 	NEED(f, "no memory for a folder");
 	TRY(s3_folder_look(client, name, false, f));
 	TRY(f->is_there ? OK : s3_look_file(client, name, &file));
-	snprintf(own, sizeof own, ".dcpd-%.64s-%ju", by->id, (uintmax_t)by->attempt);
+	staging_name(by, own);
 	TRY(staging_beside(name, own, staging));
 	TRY(mark_new(s, by->id, staging, name, &m));
 	m.removes = true;

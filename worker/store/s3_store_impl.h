@@ -207,7 +207,9 @@ FALLIBLE enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition c
 			   char etag_out[S3_ETAG_MAX], bool *lies_out);
 
 /* ---- s3_store_recover.c ---- */
-enum err s3_recover(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);
+enum err s3_fence(const struct store_job *by, const struct store *s, const char *name);
+enum err s3_recover(const struct store_job *by, const struct store *s, const char *name, bool removes, bool *done_out,
+		    struct manifest **out);
 enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const char *name, const char *job, struct store_swept *out);
 /* Removes keys of an attempt in the target's folder, unless they are the checkpoint's that is there. */
 FALLIBLE enum err s3_drop_data(struct s3 *s3, const char *target, uint64_t attempt);

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "store/contents.h"
 #include "store/copied.h"
+#include "store/fence.h"
 #include "store/notes.h"
 #include "store/s3_store_impl.h"
 
@@ -348,9 +349,45 @@ static FALLIBLE enum err removed(const struct store *s, const char *name, bool *
 	return e == ERR_NOT_FOUND ? OK : e;
 }
 
-enum err s3_recover(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out)
+static struct str job_of(const char *key)
+{
+	static const char begin[] = S3_MARKS "at/.dcpd-";
+	const char *at = key + sizeof begin - 1, *dash = strlen(key) > sizeof begin ? strrchr(at, '-') : NULL;
+
+	return dash ? (struct str){ at, (size_t)(dash - at) } : (struct str){ NULL, 0 };
+}
+
+/* mark NULL: nobody else has the job. */
+static bool is_own(const char *key, const char *mark)
+{
+	return !mark || fence_is_of(key, job_of(key), mark);
+}
+
+/* A commit reads its mark before its last write, whose condition does the rest. */
+enum err s3_fence(const struct store_job *by, const struct store *s, const char *name)
 {
 	struct s3 *s3 = s3_own(s)->client;
+	CLEANUP(marks_free) struct marks all = { 0 };
+
+	(void)name;
+	TRY(marks_list(s3, by->id, &all));
+	each(k, all.keys.v, all.keys.n) {
+		struct s3_mark m;
+		if (is_own(*k, by->mark))
+			continue;
+		enum err e = s3_mark_read(s3, *k, &m);
+		e = e ?: m.is_dead ? OK : s3_mark_dead(s3, &m);
+		if (e && e != ERR_NOT_FOUND)
+			return e;
+	}
+	return OK;
+}
+
+enum err s3_recover(const struct store_job *by, const struct store *s, const char *name, bool removes, bool *done_out,
+		    struct manifest **out)
+{
+	struct s3 *s3 = s3_own(s)->client;
+	const char *job = by->id;
 	CLEANUP(marks_free) struct marks all = { 0 };
 	bool ours = false;
 
@@ -359,6 +396,8 @@ enum err s3_recover(const struct store *s, const char *name, const char *job, bo
 	each(k, all.keys.v, all.keys.n) {
 		struct s3_mark m;
 		enum err e = s3_mark_read(s3, *k, &m);
+		if (!e && !m.is_dead && !is_own(*k, by->mark))
+			continue; /* its daemon is at it */
 		e = e ?: end_claim(s, &m, &ours);
 		if (!e && m.is_file && !*done_out)
 			e = file_of(s3, &m, done_out, out);
@@ -373,18 +412,10 @@ enum err s3_recover(const struct store *s, const char *name, const char *job, bo
 		TRY(manifest_of(s, name, MANIFEST_NAME, job, out));
 	*done_out = *done_out || (!removes && *out);
 	struct store_swept swept;
-	return s3_sweep(s, NULL, name, job, &swept);
+	return s3_sweep(s, &(struct commit_keep){ .mark = by->mark }, name, job, &swept);
 }
 
 /* ---- sweep ---- */
-
-static struct str job_of(const char *key)
-{
-	static const char begin[] = S3_MARKS "at/.dcpd-";
-	const char *at = key + sizeof begin - 1, *dash = strlen(key) > sizeof begin ? strrchr(at, '-') : NULL;
-
-	return dash ? (struct str){ at, (size_t)(dash - at) } : (struct str){ NULL, 0 };
-}
 
 /* Is another daemon's attempt given up? Nothing of it has changed between two sweeps, and it is old. */
 static bool is_abandoned(const struct commit_keep *k, const struct s3_mark *m, int64_t now_ms)
@@ -409,7 +440,7 @@ static bool is_kept(const struct commit_keep *k, const char *key, const struct s
 	for (size_t i = 0; i < json_array_size(k->jobs); i++)
 		if (str_is(job, json_string_value(json_array_get(k->jobs, i))))
 			return true;
-	return k->mark && !str_ends(job, k->mark) && !is_abandoned(k, m, now_ms);
+	return k->mark && !fence_is_of(key, job, k->mark) && !is_abandoned(k, m, now_ms);
 }
 
 /* A dead one goes when no request of it can be on its way any more. Until then it is told as later, or as another's, so that a sweep
@@ -502,7 +533,8 @@ enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const c
 	*out = (struct store_swept){ 0 };
 	TRY(marks_list(s3_own(s)->client, job, &all));
 	each(k, all.keys.v, all.keys.n)
-		TRY(unless_of_mark(sweep_mark(s, *k, job ? NULL : keep, out), &first));
+		if (!job || is_own(*k, keep ? keep->mark : NULL))
+			TRY(unless_of_mark(sweep_mark(s, *k, job ? NULL : keep, out), &first));
 	struct olds olds = { s3_own(s)->client, out };
 	TRY(job ? OK : s3_uploads_list(olds.s3, "", NULL, abort_old, &olds));
 	TRY(job ? OK : s3_trash_sweep(s, out));

@@ -7,6 +7,7 @@
 #include "base/num.h"
 #include "store/beside.h"
 #include "store/copied.h"
+#include "store/fence.h"
 #include "store/identity.h"
 #include "store/notes.h"
 #include "store/owner.h"
@@ -257,17 +258,24 @@ enum err staging_beside(const char *name, const char *own, char path[STAGING_BES
 	return OK;
 }
 
-static FALLIBLE enum err set_place(struct staging *s, const struct store_job *by, const struct spec *spec, const char *staging_name)
+void staging_name(const struct store_job *by, char out[STAGING_NAME_MAX])
+{
+	bool taken = by->mark && !str_ends(str_of(by->id), by->mark); /* over from the daemon whose mark the job's id has */
+
+	snprintf(out, STAGING_NAME_MAX, ".dcpd-%.64s-%ju%s%.6s", by->id, (uintmax_t)by->attempt, taken ? "." : "", taken ? by->mark : "");
+}
+
+static FALLIBLE enum err set_place(struct staging *s, const struct store_job *by, const struct spec *spec, const char *name_given)
 {
 	const char *name = spec->target.name.p;
 
 	*s = (struct staging){ .by = *by, .no_sync = !spec->sync_files, .is_file = spec_target_is_file(spec) };
 	TRY(stores_find(by->stores, spec->target.storage.p, &s->store));
 	TRY(staging_divide(name, s->parent_path, sizeof s->parent_path, s->target, sizeof s->target));
-	if (staging_name)
-		snprintf(s->name, sizeof s->name, "%s", staging_name);
+	if (name_given)
+		snprintf(s->name, sizeof s->name, "%s", name_given);
 	else
-		snprintf(s->name, sizeof s->name, ".dcpd-%s-%ju", by->id, (uintmax_t)by->attempt);
+		staging_name(by, s->name);
 	return staging_beside(name, s->name, s->path);
 }
 
@@ -282,12 +290,19 @@ static FALLIBLE enum err check_place(const struct staging *s)
 	return s->is_file ? check_file_name(s->target) : OK;
 }
 
-enum err staging_open_as(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out)
+/* The fence is read behind the making of the staging (fence.h). */
+static FALLIBLE enum err stage(struct staging *s, const struct spec *spec, bool keep)
 {
-	TRY(set_place(out, by, spec, staging_name));
+	TRY(s->store->ops->stage(s, keep));
+	return fence_check(&s->by, s->store, spec->target.name.p);
+}
+
+enum err staging_open_as(const struct store_job *by, const struct spec *spec, const char *name_given, struct staging *out)
+{
+	TRY(set_place(out, by, spec, name_given));
 	TRY(check_place(out));
 	TRY(check_options(out, spec));
-	return out->store->ops->stage(out, staging_name != NULL);
+	return stage(out, spec, name_given != NULL);
 }
 
 enum err staging_open_copy(const struct store_job *by, const struct spec *spec, bool is_file, struct staging *out)
@@ -296,7 +311,7 @@ enum err staging_open_copy(const struct store_job *by, const struct spec *spec, 
 	out->is_file = is_file;
 	TRY(check_place(out));
 	TRY(check_options(out, spec));
-	return out->store->ops->stage(out, false);
+	return stage(out, spec, false);
 }
 
 enum err staging_add_folder(struct staging *s, const char *path)
@@ -310,9 +325,9 @@ enum err staging_add_folder(struct staging *s, const char *path)
 	return err_at_file(s->store->ops->make(s->dir, path, &made), path, -1);
 }
 
-enum err staging_open_part(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out)
+enum err staging_open_part(const struct store_job *by, const struct spec *spec, const char *name_given, struct staging *out)
 {
-	TRY(set_place(out, by, spec, staging_name));
+	TRY(set_place(out, by, spec, name_given));
 	return out->store->ops->stage(out, true);
 }
 
@@ -412,6 +427,21 @@ static FALLIBLE enum err check_sizes(const struct staging *s)
 	return OK;
 }
 
+/* A former owner's commit may have been on its way to an object storage when the job was taken over, and have come true since: the job's
+ * own checkpoint is not replaced by itself. Recovery finds it. */
+static FALLIBLE enum err check_not_own(const struct staging *s, const char *name)
+{
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
+
+	if (s->is_file)
+		return OK;
+	TRY(store_enter(store_top(s->store), name, &dir));
+	m = page_of(dir, COPIED_NAME);
+	m = m ? m : page_of(dir, MANIFEST_NAME);
+	return m && strcmp(m->job, s->by.id) == 0 ? ERR(JOB_MOVED, "'%s' was committed by an earlier owner of job %s", name, s->by.id) : OK;
+}
+
 enum err staging_commit(struct staging *s, bool overwrite)
 {
 	char name[sizeof s->parent_path + sizeof s->target + 1], identity[IDENTITY_MAX];
@@ -424,8 +454,11 @@ enum err staging_commit(struct staging *s, bool overwrite)
 			return e;
 		bool replaces = !e;
 		err_clear();
+		TRY(fence_check(&s->by, s->store, name));
 		if (replaces) /* what is there now need not be what was there when the job began */
 			TRY(check_target(s, name, true));
+		if (replaces && s->by.mark)
+			TRY(check_not_own(s, name));
 		e = s->store->ops->publish(s, replaces ? identity : NULL);
 		if (e != ERR_CHECKPOINT_EXISTS || !overwrite || tries == REPLACE_TRIES)
 			return e;

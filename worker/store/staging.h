@@ -53,9 +53,9 @@ struct staging {
  * something else or holds something else too; no checkpoint in a checkpoint) and makes the staging directory. */
 FALLIBLE enum err staging_open(const struct store_job *by, const struct spec *spec, struct staging *out);
 /* The same with another name for the staging directory, beside the target; it may be there already. */
-FALLIBLE enum err staging_open_as(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out);
+FALLIBLE enum err staging_open_as(const struct store_job *by, const struct spec *spec, const char *name_given, struct staging *out);
 /* A staging directory of that name, kept if it is there, for a part of a save whose target another daemon checks and publishes. */
-FALLIBLE enum err staging_open_part(const struct store_job *by, const struct spec *spec, const char *staging_name, struct staging *out);
+FALLIBLE enum err staging_open_part(const struct store_job *by, const struct spec *spec, const char *name_given, struct staging *out);
 /* A staging directory beside a checkpoint, which stays open as `of`, whose single files are replaced: ERR_FORBIDDEN if it is another's. */
 FALLIBLE enum err staging_open_repair(const struct store_job *by, const struct spec *spec, struct store_at of, struct staging *out);
 /* As staging_open, for a copy of a checkpoint that is one file, or is not: the target's name does not tell. */
@@ -95,6 +95,9 @@ FALLIBLE enum err staging_commit_in_place(struct staging *s, const char *metadat
 /* Removes the staging directory unless it was committed. */
 void staging_close(struct staging *s);
 
+/* The name of the staging of an attempt. */
+enum { STAGING_NAME_MAX = 128 };
+void staging_name(const struct store_job *by, char out[STAGING_NAME_MAX]);
 /* The path of something of dcpd's own beside the checkpoint `name`. */
 FALLIBLE enum err staging_beside(const char *name, const char *own, char path[STAGING_BESIDE_MAX]);
 /* The name of the checkpoint that is staged, below the storage's root. */

@@ -72,6 +72,9 @@ struct store_job {
 	uint64_t attempt;
 	uid_t uid;
 	bool admin;
+	/* Of a job that another node may take over (fence.h); mark NULL: of none such. */
+	const char *mark;              /* of the daemon that it runs on now */
+	uint64_t token;                /* of its ownership */
 };
 
 /* Place of a storage, and how it is opened. */
@@ -147,9 +150,14 @@ struct store_ops {
 	enum err (*replace)(struct staging *s, const char *name);
 	void (*discard)(struct staging *s);            /* closes it, and removes it unless it is done */
 	enum err (*remove)(const struct store_job *by, const struct store *s, const char *name, const struct store_removal *how);
-	/* After a crash: has the job published (or removed) `name`? Takes back what it did by halves, removes what it left. */
-	enum err (*recover)(const struct store *s, const char *name, const char *job, bool removes, bool *done_out, struct manifest **out);
-	/* Removes stagings that nobody continues. name, job: of that job alone, beside that name. NULL: of all that keep lets go. */
+	/* Of a job that is taken over, before recover(): no attempt that another daemon has begun commits from now on. */
+	enum err (*fence)(const struct store_job *by, const struct store *s, const char *name);
+	/* After a crash: has the job published (or removed) `name`? Takes back what it did by halves, removes what it left. by: stores, id
+	 * and, if the job may be another node's, mark: then only that daemon's attempts are touched. */
+	enum err (*recover)(const struct store_job *by, const struct store *s, const char *name, bool removes, bool *done_out,
+			    struct manifest **out);
+	/* Removes stagings that nobody continues. name, job: of that job alone, beside that name, and, with keep->mark, of that daemon.
+	 * NULL: of all that keep lets go. */
 	enum err (*sweep)(const struct store *s, const struct commit_keep *keep, const char *name, const char *job,
 			  struct store_swept *out);
 

@@ -607,6 +607,10 @@ class Nodes(_Resource):
     def undrain(self, name: str) -> Dict[str, Any]:
         return dict(self._t.request("POST", f"/v1/nodes/{quote(name)}:undrain", {}, idempotent=True))
 
+    def forget(self, name: str) -> None:
+        """Forgets a node that is away and will not come back."""
+        self._t.request("POST", f"/v1/nodes/{quote(name)}:forget", {}, idempotent=True)
+
 
 class Client:
     """A connection to one daemon. Threads and forked children may use it; it can be pickled. `with` closes it."""

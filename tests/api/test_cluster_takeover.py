@@ -1,0 +1,118 @@
+"""Jobs of a node that is away: any node answers for them, and another node takes over those that need only shared storages. A real etcd,
+and daemons that share a folder; one is killed or paused."""
+import os
+import signal
+import time
+
+import pytest
+from test_cluster import cluster, own, server  # noqa: F401
+from test_cluster_jobs import save
+
+import dcpd as lib
+
+TTL = 2
+
+
+@pytest.fixture
+def pair(cluster):
+    a, b = cluster("a", "b")
+    a.sees(a="joined", b="joined")
+    b.sees(a="joined", b="joined")
+    return a, b
+
+
+def big(d, name, mib=24):
+    """A checkpoint whose reshard takes a while at a background pace."""
+    sd = lib.fresh()
+    blob = os.urandom(1 << 20)
+    d.put(sd, [lib.image({f"t{i}": ("U8", [1 << 20], blob) for i in range(mib)})])
+    d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": name})
+
+
+def slow_reshard(d, source, target, **options):
+    return d.api.submit("reshard", source={"storage": "main", "name": source}, target={"storage": "main", "name": target, "world_size": 2},
+                        options={"pace": "background", **options})
+
+
+def known_to_etcd(d, job):
+    return lib.wait_for(lambda: "ownership" in (got := d.api.get(f"/v1/jobs/{job}").ok(200)) and got, 20, "the job is in etcd")
+
+
+def test_a_job_of_a_dead_node_is_taken_over(pair):
+    a, b = pair
+    big(a, "src")
+    job = slow_reshard(a, "src", "dst")["id"]
+    known_to_etcd(a, job)
+    a.kill()
+    start = time.monotonic()
+    got = lib.wait_for(lambda: (j := b.api.get(f"/v1/jobs/{job}").ok(200))["node"] == "b" and j, 30, "b has it")
+    took = time.monotonic() - start
+    end = b.api.wait(job, 60)
+    assert end["state"] == "succeeded", end
+    assert end["node"] == "b" and [(t["from"], t["to"]) for t in end["taken_over"]] == [("a", "b")], end
+    assert b.api.run("verify", source={"storage": "main", "name": "dst"}, level="digest")
+    a.start()
+    assert a.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b"
+    assert [j["id"] for j in a.api.get("/v1/jobs").ok(200)["jobs"]].count(job) == 1
+    print("taken over after", took)
+
+
+def test_what_needs_the_dead_nodes_memory_waits_for_it(pair):
+    from test_cluster import held_job
+    a, b = pair
+    job = held_job(a, "held")["id"]
+    lib.wait_for(lambda: "node_away" not in b.api.get(f"/v1/jobs/{job}").ok(200), 20, "a answers")
+    a.kill()
+    b.sees(a="away", b="joined")
+    time.sleep(2 * TTL)
+    known = b.api.get(f"/v1/jobs/{job}").ok(200)
+    assert known["node"] == "a" and known["node_away"] and "taken_over" not in known, known
+
+
+def paused_worker(a, job):
+    """Stops the daemon and its workers while the job runs."""
+    lib.wait_for(lambda: a.api.get(f"/v1/jobs/{job}").ok(200)["state"] == "running", 20, "it runs")
+    pids = [a.proc.pid, *a.workers()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    return pids
+
+
+def test_a_paused_owner_does_not_commit_what_another_node_has_taken(pair, tmp_path):
+    a, b = pair
+    big(a, "src", 48)
+    job = slow_reshard(a, "src", "dst")["id"]
+    known_to_etcd(a, job)
+    pids = paused_worker(a, job)
+    try:
+        lib.wait_for(lambda: (j := b.api.get(f"/v1/jobs/{job}").ok(200))["node"] == "b" and j, 30, "b has it")
+        end = b.api.wait(job, 60)
+        inode = os.stat(tmp_path / "shared" / "dst").st_ino
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert end["state"] == "succeeded" and end["node"] == "b", end
+    lib.wait_for(lambda: a.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b" and a.sees(a="joined", b="joined"), 30, "a knows")
+    lib.wait_for(lambda: not a.api.get("/v1/jobs?filter=state%3Drunning").ok(200)["jobs"], 30, "a has given it up")
+    assert os.stat(tmp_path / "shared" / "dst").st_ino == inode, "it was committed once"
+    assert [j["state"] for j in a.api.get("/v1/jobs").ok(200)["jobs"] if j["id"] == job] == ["succeeded"]
+    b.api.run("verify", source={"storage": "main", "name": "dst"}, level="digest")
+
+
+def test_a_restarted_owner_asks_before_it_goes_on(pair, server, tmp_path):  # noqa: F811
+    a, b = pair
+    big(a, "src")
+    job = slow_reshard(a, "src", "dst")["id"]
+    known_to_etcd(a, job)
+    a.kill()
+    lib.wait_for(lambda: b.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b", 30, "b has it")
+    a.start()  # while b is at it
+    a.sees(a="joined", b="joined")
+    end = a.api.wait(job, 60)
+    assert end["node"] == "b" and end["state"] == "succeeded", end
+    assert a.api.get(f"/v1/jobs/{job}").ok(200)["state"] == "succeeded"
+    secret = server.keys(f"/{tmp_path.name}/")[f"/{tmp_path.name}/secret"]["secret"]
+    node = lib.Client(tcp=("127.0.0.1", a.http), headers={"Authorization": f"Bearer {secret}", "Dcpd-Caller": "0 3 1 -"})
+    node.get(f"/v1/jobs/{job}").problem("job_moved")
+    p = a.api.post(f"/v1/jobs/{job}:retry").problem("state_conflict")
+    assert "succeeded" in p["detail"]
