@@ -226,7 +226,7 @@ def test_checked(d):
 
 def test_lease_of_a_rank_is_over(spawn):
     d = spawn()
-    d.create("t", world=2, lease_seconds=2)
+    d.create("t", world=2, lease_seconds=lib.PATIENCE)
     seal(d, "t", 0, TWO[0])
     write(d, "t", 1, TWO[1])
     j = submit(d, "t")
@@ -241,7 +241,7 @@ def test_lease_of_a_rank_is_over(spawn):
 def test_trainer_dead_after_its_seals_is_saved_once(spawn):
     d = spawn()
     wish = {"save": {"storage": "main", "name": "by-wish-{generation}"}}
-    d.create("t", world=2, lease_seconds=2, on_owner_death=wish)
+    d.create("t", world=2, lease_seconds=lib.PATIENCE, on_owner_death=wish)
     j = submit(d, "t", name="by-job")
     for rank in range(2):
         seal(d, "t", rank, TWO[rank])
@@ -253,7 +253,7 @@ def test_trainer_dead_after_its_seals_is_saved_once(spawn):
 
 def test_trainer_dead_before_its_last_seal(spawn):
     d = spawn()
-    d.create("t", world=2, lease_seconds=2, on_owner_death={"save": {"storage": "main", "name": "by-wish-{generation}"}})
+    d.create("t", world=2, lease_seconds=lib.PATIENCE, on_owner_death={"save": {"storage": "main", "name": "by-wish-{generation}"}})
     seal(d, "t", 0, TWO[0])
     j = submit(d, "t")
     lost(d, j, "lease")
@@ -293,7 +293,7 @@ def test_restart_after_the_last_seal(spawn):
 
 def test_restart_and_the_trainer_is_gone(spawn):
     d = spawn()
-    d.create("t", world=2, lease_seconds=2)
+    d.create("t", world=2, lease_seconds=lib.PATIENCE)
     seal(d, "t", 0, TWO[0])
     j = submit(d, "t")
     kill_and_start(d)

@@ -134,7 +134,7 @@ while True:
 @pytest.mark.seconds(120)
 def test_trainer_killed_while_it_fills(spawn):
     d = spawn()
-    d.create("train", lease_seconds=2, on_owner_death={"save": {"storage": "main", "name": "wish-{generation}"}})
+    d.create("train", lease_seconds=2 * lib.PATIENCE, on_owner_death={"save": {"storage": "main", "name": "wish-{generation}"}})
     here = pathlib.Path(lib.__file__).parent
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(here), str(d.socket), "0", "7"], stdout=subprocess.PIPE, text=True)
     try:
@@ -160,7 +160,7 @@ def test_trainer_killed_while_it_fills(spawn):
 def test_restart_and_the_trainer_never_seals(spawn):
     """The daemon forgets who was filling: the job waits for seals then, and fails when the leases are over."""
     d = spawn()
-    d.create("train", world=RANKS, lease_seconds=3)
+    d.create("train", world=RANKS, lease_seconds=2 * lib.PATIENCE)
     ranks = [Filling(d, "train", r, image) for r, image in enumerate(images(1))]
     j = submit(d, "train", "never")
     for r in ranks:
