@@ -10,7 +10,7 @@ from crafted import FIXTURES
 HERE = pathlib.Path(__file__).resolve().parent
 CONFIG = """post_hooks: []
 package_name_override: made
-content_type_overrides: {application/yaml: text/plain}
+content_type_overrides: {application/yaml: text/plain, application/x-safetensors: application/octet-stream}
 """
 WORK = HERE / "generated_client_work.py"
 
