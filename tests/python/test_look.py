@@ -285,6 +285,10 @@ def test_doctor(at, tmp_path):
         e = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(dcpd.__file__)), **env}
         return subprocess.run([sys.executable, "-m", "dcpd", "doctor"], env=e, capture_output=True, text=True, timeout=60)
 
+    left = tmp_path / "left"
+    left.mkdir()
+    dcpd.save({"x": torch.ones(4)}, left / "ckpt")  # a storage of this directory, which outlives it
+    shutil.rmtree(left)
     good = run()
     assert good.returncode == 0 and "FAIL" not in good.stdout and "storage main" in good.stdout, good.stdout + good.stderr
     bad = run(DCPD_URL=f"unix://{tmp_path}/none")

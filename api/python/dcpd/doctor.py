@@ -125,7 +125,12 @@ def _storages(c: Client) -> List[Line]:
         why = s.get("problem", {}).get("detail")
         state = f"{s.get('state')}: {why}" if why else s.get("state")
         good = state in ("ok", "unknown")
-        out.append(("ok", text, "") if good else ("fail", f"{text}, {state}", "is it mounted? `dcpctl status` says more"))
+        if good:
+            out.append(("ok", text, ""))
+        elif s.get("adhoc"):  # of whoever saved there last; the next who names the directory gets a new one
+            out.append(("warn", f"{text}, {state}", "if nobody saves there any more: it goes with its lease"))
+        else:
+            out.append(("fail", f"{text}, {state}", "is it mounted? `dcpctl status` says more"))
         if state == "ok" and s.get("fs") != "s3" and not s.get("direct_io", True):
             out.append(("warn", f"storage {s['name']} has no O_DIRECT", "saves go through the page cache: slower, and the memory counts"))
     return out or [("warn", "the daemon has no storage", "start it with --storage NAME=DIR, or pass directory paths")]
