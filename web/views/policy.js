@@ -59,6 +59,7 @@ async function preview() {
 }
 
 function edited() {
+	at.turn = (at.turn || 0) + 1;      // an answer on its way is to an older form: preview drops it
 	clearTimeout(timer);
 	timer = setTimeout(preview, PAUSE_MS);
 }
@@ -144,6 +145,11 @@ function outcome() {
 
 /* ---- the form ---- */
 
+/** A policy's form is closed until the policy is read: what one typed before would be overwritten by it, or stand for it. */
+function setEditable(on) {
+	for (const control of $("policy-form").elements) control.disabled = !on;
+}
+
 function load(policy, filter) {
 	const set = (id, v) => { $(id).value = v ?? ""; }, keep = policy?.keep || {};
 	const unit = keep.bytes >= UNITS.TiB ? "TiB" : keep.bytes >= UNITS.GiB || !keep.bytes ? "GiB" : "MiB";
@@ -162,6 +168,7 @@ function load(policy, filter) {
 	$("policy-verified").checked = Boolean(policy?.verified_only);
 	$("policy-paused").checked = Boolean(policy?.paused);
 	if (policy) $("policy-confirm").checked = true;
+	setEditable(true);
 	at.filled = true;
 	preview();
 }
@@ -194,7 +201,7 @@ export function mount(root, route, page) {
 		|| {}))))];
 	fill(root, [h("p", { class: "crumbs" }, h("a", { href: "#/policies" }, "All policies")),
 		h("h2", { id: "h-policy", tabindex: "-1" }, title(route)),
-		h("form", { class: "panel", "aria-label": "Policy", submit: save },
+		h("form", { id: "policy-form", class: "panel", "aria-label": "Policy", submit: save },
 		h("div", { class: "fields" }, at.isNew ? field("policy-name", "Name", input("policy-name", { required: true,
 			maxlength: "64",
 			pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]*", placeholder: "nightly" })) : null,
@@ -231,7 +238,10 @@ export function mount(root, route, page) {
 			h("button", { id: "policy-save", type: "submit", class: "primary", disabled: true }, "Keep this policy"))),
 		h("div", { id: "policy-outcome", class: "stack", "aria-live": "off" })]);
 	if (at.isNew) load(null, route.filter);
-	else refresh("policies");
+	else {
+		setEditable(false);
+		refresh("policies");
+	}
 }
 
 export function leave() {

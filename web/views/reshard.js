@@ -19,13 +19,16 @@ let at = null;
 let redraw = () => {};
 let timer = 0;
 
+/** World size of the target as text: an empty field means the source's, which load puts into the placeholder, never into the field. */
+const worldSize = () => $("to-world").value.trim() || $("to-world").placeholder;
+
 /** The request that the form stands for; throws where it is no request yet. */
 function request() {
 	const value = (id) => $(id).value.trim(), rules = at.rules.filter((r) => r.match && r.placements);
 	const layout = rules.map((r) => ({ match: r.match, placements: r.placements.split(/,(?![^()]*\))/).map((w) => w.trim()).filter(Boolean),
 		...(r.mesh && { mesh: r.mesh.split(/[x,]/).map(Number) }), ...(r.optional && { optional: true }) }));
 	const target = { storage: value("to-storage"), name: value("to-name"), format: value("to-format") };
-	if (value("to-world")) target.world_size = Number(value("to-world"));
+	if (worldSize()) target.world_size = Number(worldSize());
 	if (layout.length) target.layout = layout;
 	const out = { kind: "reshard", source: at.ref, target }, list = (id) => value(id).split(/[\s,]+/).filter(Boolean);
 	if (list("to-include").length) out.include = list("to-include");
@@ -62,6 +65,7 @@ async function preview() {
 }
 
 function edited() {
+	at.turn = (at.turn || 0) + 1;      // an answer on its way is to an older form: preview drops it
 	clearTimeout(timer);
 	timer = setTimeout(preview, PAUSE_MS);
 }
@@ -137,13 +141,14 @@ async function load() {
 			get(`${checkpointPath(mine.ref, "/tensors")}?page_size=256`), get("/v1/transforms").catch(() => ({ transforms: [] }))]);
 		if (mine !== at) return;
 		mine.before = new Map((list.tensors || []).map((t) => [t.fqn, t]));
-		if (!$("to-world").value) $("to-world").value = String(record.world_size || 1);
+		$("to-world").placeholder = String(record.world_size || 1);
 		fill($("to-set"), [h("option", { value: "" }, "none"), sets.transforms.map((s) => h("option", { value: s.name, title: s.description },
 			s.name))]);
 		mine.sets = sets.transforms;
 	} catch (error) {
-		if (mine === at) mine.problem = error;
+		mine.problem = error;
 	}
+	if (mine !== at) return;
 	redraw();
 	preview();
 }
@@ -151,7 +156,8 @@ async function load() {
 async function takeSet(name) {
 	if (!name) $("to-transform").value = "";
 	else {
-		const set = await get(`/v1/transforms/${encodeURIComponent(name)}`).catch(() => null);
+		const mine = at, before = $("to-transform").value, set = await get(`/v1/transforms/${encodeURIComponent(name)}`).catch(() => null);
+		if (mine !== at || $("to-set").value !== name || $("to-transform").value !== before) return;
 		if (set) {
 			$("to-transform").value = JSON.stringify(set.transform, null, 1);
 			$("to-vars").value = Object.keys(set.vars || {}).map((k) => `${k}=1`).join(", ");
@@ -180,7 +186,7 @@ export function mount(root, route, page) {
 		h("h3", {}, "Layout"), h("p", { class: "small" },
 			"The first rule whose pattern takes a tensor cuts it; without one, dim 0 is shared out over all ranks."), h("div", { id: "rules" }),
 		button("Add a rule", "add-rule", () => {
-			addRule({ match: "*weight", placements: "Shard(1)", mesh: $("to-world").value || "2", optional: true });
+			addRule({ match: "*weight", placements: "Shard(1)", mesh: worldSize() || "2", optional: true });
 			edited();
 		}),
 		h("details", { id: "more-reshard" }, h("summary", {}, "Names, dtypes and conversion rules"),
