@@ -65,7 +65,7 @@ def test_leases_of_dead_trainers_end(hosts):
     data = lib.image({"a": F4})
     all_hosts = hosts("--keep-sealed", "2s")
     for h in all_hosts:
-        h.d.put("train", [data], generation=1, lease_seconds=2)
+        h.d.put("train", [data], generation=1, lease_seconds=lib.PATIENCE)
         h.d.reserve("train", 0, len(data), 2)
         h.jump()
     for h in all_hosts:
@@ -77,7 +77,7 @@ def test_leases_of_dead_trainers_end(hosts):
 def test_orphans_are_kept_for_their_time_over_a_restart(hosts):
     all_hosts = hosts("--keep-sealed", "6s")
     for h in all_hosts:
-        h.d.put("train", [lib.image({"a": F4})], lease_seconds=1)
+        h.d.put("train", [lib.image({"a": F4})], lease_seconds=lib.PATIENCE)
     for h in all_hosts:
         lib.wait_for(lambda h=h: h.d.api.get("/v1/state-dicts/train").ok(200).get("orphaned_at"), 10, "orphaned")
         h.d.kill()

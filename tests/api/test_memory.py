@@ -189,7 +189,7 @@ def test_a_dead_trainers_checkpoint_is_loaded_from_memory(spawn):
     d = spawn(args=("--keep-sealed", "8s"))
     s = Saved.__new__(Saved)
     s.d, s.name, s.data, s.source = d, "train", content(7), {"storage": "main", "name": "train"}
-    d.create(s.name, WORLD, lease_seconds=1)
+    d.create(s.name, WORLD, lease_seconds=lib.PATIENCE)
     s.segments = d.put(s.name, images(s.data), create=False)
     s.save()
     record = lambda: d.api.get("/v1/state-dicts/train")

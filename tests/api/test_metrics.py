@@ -186,7 +186,7 @@ def test_bytes_of_each_storage(spawn):
 
 def test_a_storage_that_is_gone_has_no_series(d, tmp_path):
     name = lib.fresh()
-    d.api.post("/v1/storages", {"name": name, "path": str(tmp_path), "lease_seconds": 1}).ok(201, 200)
+    d.api.post("/v1/storages", {"name": name, "path": str(tmp_path), "lease_seconds": lib.PATIENCE}).ok(201, 200)
     assert any(name in k[1] for k in scrape(d))
     lib.wait_for(lambda: d.api.get(f"/v1/storages/{name}").status == 404, 10, "the storage's lease over")
     assert not [k for k in scrape(d) if name in k[1]], "an alert on its state would last for ever"

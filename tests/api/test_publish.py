@@ -257,7 +257,7 @@ def test_a_dead_subscriber_is_dropped_and_the_publication_goes_on(spawn, names):
     d = spawn()
     pub, sub = names
     publish(d, pub, 1, create=True)
-    subscribe(d, sub, pub, lease_seconds=1, on_owner_death={"drop": True})
+    subscribe(d, sub, pub, lease_seconds=lib.PATIENCE, on_owner_death={"drop": True})
     record(d, sub, -1)
     lib.wait_for(lambda: d.api.get(f"/v1/state-dicts/{sub}").status == 404)
     assert d.api.get(f"/v1/publications/{pub}").ok(200)["subscribers"] == []

@@ -294,14 +294,14 @@ def test_divergent_replicas(d):
 
 def test_lease_over_drops_what_is_not_sealed(spawn):
     d = spawn()
-    d.create("short", lease_seconds=3)
+    d.create("short", lease_seconds=lib.PATIENCE)
     seg = lib.segment_file(d.reserve("short", 0, 4096, 1)["segment"])
     lib.wait_for(lambda: not seg.exists(), 10, "the open slot of a dead trainer is given back")
 
 
 def test_on_owner_death_saves(spawn):
     d = spawn()
-    d.create("t", lease_seconds=3, on_owner_death={"save": {"storage": "main", "name": "last/step-{generation}"}})
+    d.create("t", lease_seconds=lib.PATIENCE, on_owner_death={"save": {"storage": "main", "name": "last/step-{generation}"}})
     d.put("t", [lib.image({"a": F4})], generation=41, create=False)
     lib.wait_for(lambda: (d.storages["main"] / "last/step-41/.metadata").exists(), 20, "saved after its owner's death")
     d.api.run("verify", source={"storage": "main", "name": "last/step-41"}, level="digest")
@@ -437,10 +437,10 @@ def test_load_with_a_lease_is_dropped_when_nobody_renews(spawn):
 def test_owner_death_keeps_nothing_that_is_saved_or_not_wanted(spawn):
     d = spawn()
     one = lib.image({"w": ("F32", [4], bytes(16))})
-    d.put("saved", [one], lease_seconds=3)
+    d.put("saved", [one], lease_seconds=lib.PATIENCE)
     d.api.run("save", source={"state_dict": "saved"}, target={"storage": "main", "name": "c"})
-    d.put("unwanted", [one], lease_seconds=3, on_owner_death={"drop": True})
-    d.put("kept", [one], lease_seconds=3)
+    d.put("unwanted", [one], lease_seconds=lib.PATIENCE, on_owner_death={"drop": True})
+    d.put("kept", [one], lease_seconds=lib.PATIENCE)
     lib.wait_for(lambda: nothing_held(d, "saved"), 10, "given back")
     lib.wait_for(lambda: d.api.get("/v1/state-dicts/unwanted").status == 404, 10, "dropped")
     d.api.get("/v1/state-dicts/kept").ok(200)

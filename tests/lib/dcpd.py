@@ -27,6 +27,7 @@ SEGMENT = re.compile(rb"dcpd-(?:[0-9a-f]{24}-)?[0-9a-f]{32}")
 
 
 # A test says how long something takes on an idle machine at most; this many times as long, and it hangs. A busy machine is no failure.
+# A lease within which a test must act (seal, renew, submit) is as many times as long, too.
 PATIENCE = 6
 
 
