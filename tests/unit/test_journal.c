@@ -123,7 +123,8 @@ static void test_newer_is_refused(void **state)
 	assert_int_equal(t.boot, 2); /* the refusal changed nothing */
 }
 
-#define UNDO_12 "CREATE TABLE policies(name TEXT PRIMARY KEY, uid INTEGER NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;"
+#define UNDO_13 "ALTER TABLE state_dicts DROP COLUMN role;"
+#define UNDO_12 UNDO_13 "CREATE TABLE policies(name TEXT PRIMARY KEY, uid INTEGER NOT NULL, doc TEXT NOT NULL) WITHOUT ROWID;"
 #define UNDO_11 UNDO_12 "DROP TABLE audit;"
 #define UNDO_10 UNDO_11 "DROP TABLE policies;"
 #define UNDO_9 UNDO_10 "DROP INDEX verdicts_number; ALTER TABLE verdicts DROP COLUMN number;"
