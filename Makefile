@@ -269,7 +269,7 @@ FAILED := build/test/failed
 # Given pytest's arguments. With DCPD_RETRY=1, five failures at most are run once more. Tests do not see it: dcpd refuses variables that it
 # does not know.
 unexport DCPD_RETRY
-retrying = RETRY=$(DCPD_RETRY) $(if $(filter $(ON_DISK),$*),,IN_MEMORY=1) tests/retry.sh $(FLAKY) $(FAILED) env $(PYTEST) $(1)
+retrying = RETRY=$(DCPD_RETRY) $(if $(filter-out $(ON_DISK),$*),IN_MEMORY=1) tests/retry.sh $(FLAKY) $(FAILED) env $(PYTEST) $(1)
 # The end of a recipe: what was flaky or failed is named once more, below all that the sets of tests said.
 summary = rc=$$?; \
 	  if [ -s $(FLAKY) ]; then echo 'FLAKY, to be worked off:'; sed 's/^/  /' $(FLAKY); fi; \
