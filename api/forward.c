@@ -253,7 +253,7 @@ static FALLIBLE enum err mark_record(json_t *doc, const char *node, enum cluster
 	return bad ? ERR(NO_MEMORY, "cannot show a job") : OK;
 }
 
-/* Its last known state, of a node that is away. One whose node will not come back has ended. */
+/* Answers with the last record that etcd has of a job whose node is away. A job whose node was forgotten is shown as failed. */
 static FALLIBLE enum err answer_record(struct req *r, const json_t *record, const char *node, enum cluster_presence there)
 {
 	CLEANUP(json_decrefp) json_t *doc = json_deep_copy(record);

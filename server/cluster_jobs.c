@@ -605,7 +605,7 @@ static void on_oldest(void *user, enum err e, const json_t *answer)
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), deletes, json_array()), on_pruned, NULL);
 }
 
-/* One node does it for all: the first that is here. */
+/* Removes the oldest ended jobs from etcd. The first node that is not away prunes for the whole cluster. */
 static void prune(struct cluster *c)
 {
 	char key[CLUSTER_KEY_MAX];

@@ -47,6 +47,14 @@ def cluster(server, tmp_path):
         d.discard()
 
 
+@pytest.fixture
+def pair(cluster):
+    a, b = cluster("a", "b")
+    a.sees(a="joined", b="joined")
+    b.sees(a="joined", b="joined")
+    return a, b
+
+
 def held_job(d, name):
     """A save that waits for a seal: it has not ended until its state dict has."""
     d.api.post("/v1/state-dicts", {"name": name, "world_size": 1}).ok()

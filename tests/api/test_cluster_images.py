@@ -8,18 +8,10 @@ import time
 
 import etcd  # noqa: F401
 import pytest
-from test_cluster import cluster, server  # noqa: F401
+from test_cluster import cluster, pair, server  # noqa: F401
 from test_images import images
 
 import dcpd as lib
-
-
-@pytest.fixture
-def pair(cluster):
-    a, b = cluster("a", "b")
-    a.sees(a="joined", b="joined")
-    b.sees(a="joined", b="joined")
-    return a, b
 
 
 def source(sd, node="a", **more):

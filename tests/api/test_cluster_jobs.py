@@ -4,17 +4,9 @@ import socket
 
 import etcd
 import pytest
-from test_cluster import cluster, held_job, own, server  # noqa: F401
+from test_cluster import cluster, held_job, own, pair, server  # noqa: F401
 
 import dcpd as lib
-
-
-@pytest.fixture
-def pair(cluster):
-    a, b = cluster("a", "b")
-    a.sees(a="joined", b="joined")
-    b.sees(a="joined", b="joined")
-    return a, b
 
 
 def save(d, name):

@@ -4,21 +4,12 @@ import os
 import signal
 import time
 
-import pytest
-from test_cluster import cluster, own, server  # noqa: F401
+from test_cluster import cluster, own, pair, server  # noqa: F401
 from test_cluster_jobs import save
 
 import dcpd as lib
 
 TTL = 2
-
-
-@pytest.fixture
-def pair(cluster):
-    a, b = cluster("a", "b")
-    a.sees(a="joined", b="joined")
-    b.sees(a="joined", b="joined")
-    return a, b
 
 
 def big(d, name, mib=24):

@@ -83,7 +83,7 @@ static enum err open_as(const char *job, const char *name, bool overwrite, struc
 	return staging_open(&by, &spec, s);
 }
 
-/* One data file with the job's name in it, .metadata, and a manifest. */
+/* Fills a staging with a checkpoint: one data file that holds the job's id, .metadata, and a manifest. */
 static void fill(struct staging *s)
 {
 	char manifest[128], data[FORMAT_FILE_MAX];

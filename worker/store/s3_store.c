@@ -475,27 +475,6 @@ static enum err read_at(struct store_at file, void *into, size_t n, uint64_t off
 			   (int64_t)offset);
 }
 
-static enum err get(struct store_at folder, const char *name, uint64_t max, void **bytes_out, uint64_t *n_out, struct stat *st_out)
-{
-	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
-	CLEANUP(mem_free_ptr) void *bytes = NULL;
-	struct stat st;
-
-	TRY(open_file(folder, name, STORE_READ, &file));
-	TRY(stat_of(file, "", &st));
-	if ((uint64_t)st.st_size > max)
-		return err_at_file(ERR(LIMIT_EXCEEDED, "the file has %jd bytes, at most %ju are read", (intmax_t)st.st_size,
-				       (uintmax_t)max), name, -1);
-	bytes = mem_alloc((uint64_t)st.st_size + 1);
-	NEED(bytes, "no memory for %jd bytes", (intmax_t)st.st_size);
-	TRY(read_at(file, bytes, (size_t)st.st_size, 0, name));
-	*n_out = (uint64_t)st.st_size;
-	*bytes_out = move(bytes);
-	if (st_out)
-		*st_out = st;
-	return OK;
-}
-
 /* ---- pages ---- */
 
 static enum err make(struct store_at folder, const char *path, struct store_at *out)
@@ -561,7 +540,7 @@ static enum err drop(struct store_at folder, const char *path)
 
 const struct store_ops s3_ops = {
 	open_store, check, probe, count, NULL,
-	enter, list, stat_of, watch, open_file, read_at, get, drop_handle, NULL,
+	enter, list, stat_of, watch, open_file, read_at, NULL, drop_handle, NULL,
 	s3_part_write, s3_part_resize, s3_part_finish,
 	s3_stage, s3_publish, NULL, s3_replace, s3_discard, s3_remove, s3_fence, s3_recover, s3_sweep,
 	s3_trash_list, s3_trash_restore, s3_trash_empty,

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/mem.h"
 #include "base/str.h"
 #include "base/vec.h"
 #include "store/node_store.h"
@@ -53,4 +54,27 @@ enum err store_read_span(void *user, uint64_t offset, void *into, size_t n)
 	const struct store_span *s = user;
 
 	return store_read(s->file, into, n, s->offset + offset, "");
+}
+
+enum err store_get(struct store_at folder, const char *name, uint64_t max, void **bytes_out, uint64_t *n_out, struct stat *st_out)
+{
+	CLEANUP(store_close) struct store_at file = STORE_NOTHING;
+	CLEANUP(mem_free_ptr) void *bytes = NULL;
+	struct stat st;
+
+	if (folder.store->ops->get)
+		return folder.store->ops->get(folder, name, max, bytes_out, n_out, st_out);
+	TRY(store_open_file(folder, name, STORE_READ, &file));
+	TRY(store_stat(file, "", &st));
+	if ((uint64_t)st.st_size > max)
+		return err_at_file(ERR(LIMIT_EXCEEDED, "the file has %jd bytes, at most %ju are read", (intmax_t)st.st_size,
+				       (uintmax_t)max), name, -1);
+	bytes = mem_alloc((uint64_t)st.st_size + 1);
+	NEED(bytes, "no memory for %jd bytes", (intmax_t)st.st_size);
+	TRY(store_read(file, bytes, (size_t)st.st_size, 0, name));
+	*n_out = (uint64_t)st.st_size;
+	*bytes_out = move(bytes);
+	if (st_out)
+		*st_out = st;
+	return OK;
 }

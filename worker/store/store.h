@@ -119,7 +119,8 @@ struct store_ops {
 	bool (*watch)(struct store_at folder);
 	enum err (*open_file)(struct store_at folder, const char *name, unsigned flags, struct store_at *out);
 	enum err (*read)(struct store_at file, void *into, size_t n, uint64_t offset, const char *name);       /* all n or an error */
-	/* A whole small file, mem_free; ERR_LIMIT_EXCEEDED beyond max. st_out: what it was, before it was read. May be NULL. */
+	/* A whole small file, mem_free; ERR_LIMIT_EXCEEDED beyond max. st_out: what it was, before it was read; may be NULL.
+	 * The op NULL: open_file, stat and read do it. */
 	enum err (*get)(struct store_at folder, const char *name, uint64_t max, void **bytes_out, uint64_t *n_out, struct stat *st_out);
 	void (*close)(struct store_at *at);            /* errors do not matter any more; twice is fine */
 	/* The descriptor that moves an open file's bytes, for the I/O engine. NULL: there is none; threads of the engine call read(),
@@ -248,11 +249,8 @@ struct store_span {
 };
 enum err store_read_span(void *user, uint64_t offset, void *into, size_t n);
 
-FALLIBLE static inline enum err store_get(struct store_at folder, const char *name, uint64_t max, void **bytes_out, uint64_t *n_out,
-					  struct stat *st_out)
-{
-	return folder.store->ops->get(folder, name, max, bytes_out, n_out, st_out);
-}
+FALLIBLE enum err store_get(struct store_at folder, const char *name, uint64_t max, void **bytes_out, uint64_t *n_out,
+			    struct stat *st_out);
 
 FALLIBLE static inline enum err store_drop(struct store_at folder, const char *path)
 {
