@@ -101,3 +101,9 @@ FALLIBLE enum err auth_of_node(struct req *r)
 		snprintf(r->caller.token, sizeof r->caller.token, "%s", token);
 	return OK;
 }
+
+void auth_put_caller(const struct req *r, struct buf *b)
+{
+	buf_printf(b, "%s: %u %u %u %s", CLUSTER_CALLER_HEAD, (unsigned)r->caller.uid, (unsigned)r->caller.scope, (unsigned)r->caller.admin,
+		   r->caller.token[0] ? r->caller.token : "-");
+}

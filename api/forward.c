@@ -6,6 +6,7 @@
 
 #include "api/guard.h"
 #include "api/h_common.h"
+#include "api/relay.h"
 #include "api/url.h"
 #include "base/clock.h"
 #include "base/jtext.h"
@@ -29,12 +30,6 @@ struct forwarded {
 	struct buf path, headers[HEADERS_MAX];
 	const char *lines[HEADERS_MAX + 1];
 };
-
-static void put_caller(const struct req *r, struct buf *b)
-{
-	buf_printf(b, "%s: %u %u %u %s", CLUSTER_CALLER_HEAD, (unsigned)r->caller.uid, (unsigned)r->caller.scope, (unsigned)r->caller.admin,
-		   r->caller.token[0] ? r->caller.token : "-");
-}
 
 /* ---- one request ---- */
 
@@ -107,7 +102,7 @@ static FALLIBLE enum err set_headers(struct forwarded *f)
 {
 	size_t n = 0;
 
-	put_caller(f->r, &f->headers[0]);
+	auth_put_caller(f->r, &f->headers[0]);
 	static const char *const passed[] = { "Idempotency-Key", "traceparent", "X-Request-Id" };
 	for (size_t i = 0; i < sizeof passed / sizeof *passed; i++)
 		if (req_head(f->r, passed[i]))
@@ -317,8 +312,10 @@ FALLIBLE enum err forward_job(struct req *r, bool *elsewhere_out)
 	if (r->caller.is_node)
 		return is_here ? ERR(JOB_MOVED, "node \"%s\" has the job", node) : OK;
 	node = node && node[0] ? node : is_here ? NULL : cluster_owner(c, r->parts[2]);
-	if (node && str_ends(str_of(r->route->path), "/events"))
-		return ERR(UNSUPPORTED, "the events of a job of node \"%s\" come from there: see GET /v1/nodes", node);
+	if (str_ends(str_of(r->route->path), "/events")) {
+		*elsewhere_out = true;
+		return relay_start(r, node);
+	}
 	if (strcmp(r->route->path, of_a_job) == 0)
 		TRY(req_query_wait(r, &wait_ms));
 	struct seeking *s = mem_zalloc(1, sizeof *s);

@@ -6,6 +6,7 @@
 #include "api/handlers.h"
 #include "base/jval.h"
 #include "spec/spec.h"
+#include "api/relay.h"
 #include "api/stream.h"
 #include "server/cluster.h"
 #include "server/job.h"
@@ -114,7 +115,7 @@ FALLIBLE enum err h_job_events(struct req *r)
 	enum job_state state;
 
 	TRY(job_state_of(r->core, r->parts[2], &state));
-	return stream_start(r, r->parts[2].p);
+	return stream_start(r, r->parts[2].p, relay_follow);
 }
 
 FALLIBLE enum err h_job_plan(struct req *r)

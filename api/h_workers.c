@@ -20,5 +20,5 @@ FALLIBLE enum err h_workers_list(struct req *r)
 
 FALLIBLE enum err h_events(struct req *r)
 {
-	return stream_start(r, NULL);
+	return stream_start(r, NULL, NULL);
 }

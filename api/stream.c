@@ -22,6 +22,7 @@
 #include "base/mem.h"
 #include "os/watch.h"
 #include "server/service_clock.h"
+#include "server/cluster.h"
 #include "server/events.h"
 #include "server/job.h"
 #include "server/parts.h"
@@ -40,6 +41,13 @@ struct stream {
 	uint64_t after;
 	char job[JOB_ID_LEN + 1];     /* "": all jobs */
 	bool lines, asleep, beat, ending;
+	bool lost;                    /* what the client saw last is another daemon's: it has missed some */
+	size_t polled;                /* bytes of the answer to a node */
+	bool polls, awaits, told;     /* for another node: ends soon; a beat may pass until something comes; something has come */
+	const struct stream_feed *feed; /* NULL: the events are this daemon's */
+	void *feed_user;
+	bool wanted;                  /* the feed has been asked for more */
+	stream_moved_fn moved;        /* NULL: a job that has moved ends its stream */
 	unsigned stalls;              /* beats since a rest that waits was last sent on */
 	bool is_half, broken;         /* a part of a chunk has been sent; nothing can be sent any more */
 };
@@ -57,7 +65,8 @@ struct streams {
 	struct event *beat;
 	struct stream *first;
 	struct chunk chunk;
-	unsigned count;
+	char mark[JOB_MARK_LEN + 1];  /* the daemon's */
+	unsigned count, fed;          /* fed: those with a feed */
 	bool draining;
 };
 
@@ -71,14 +80,20 @@ static void wake(struct stream *s)
 	http_kick(s->req->http);
 }
 
-static void put_event(struct buf *b, bool lines, const struct event_record *e, bool lost)
+/* Of a job's events the ids tell whose they are, since its next events may be another node's. */
+static void put_event(struct stream *s, struct buf *b, const struct event_record *e, bool lost)
 {
-	char when[CLOCK_TEXT_MAX];
+	char when[CLOCK_TEXT_MAX], id[STREAM_ID_MAX];
+	bool marked = s->job[0] && s->all->api->core->cluster;
 
-	if (lines) {
+	snprintf(id, sizeof id, "%s%s%ju", marked ? s->all->mark : "", marked ? "-" : "", (uintmax_t)e->id);
+	lost = lost || s->lost;
+	s->lost = false;
+	s->told = true;
+	if (s->lines) {
 		if (lost)
 			buf_puts(b, "{\"type\":\"lost\"}\n");
-		buf_printf(b, "{\"id\":\"%ju\",\"type\":\"%s\",\"time\":\"%s\",\"data\":", (uintmax_t)e->id, e->type,
+		buf_printf(b, "{\"id\":\"%s\",\"type\":\"%s\",\"time\":\"%s\",\"data\":", id, e->type,
 			   clock_text(e->wall_ms, when));
 		buf_put(b, e->data.p, e->data.n);
 		buf_puts(b, "}\n");
@@ -86,7 +101,7 @@ static void put_event(struct buf *b, bool lines, const struct event_record *e, b
 	}
 	if (lost)
 		buf_puts(b, "event: lost\ndata: {}\n\n");
-	buf_printf(b, "id: %ju\nevent: %s\ndata: ", (uintmax_t)e->id, e->type);
+	buf_printf(b, "id: %s\nevent: %s\ndata: ", id, e->type);
 	buf_put(b, e->data.p, e->data.n);
 	buf_puts(b, "\n\n");
 }
@@ -96,27 +111,82 @@ static void put_beat(struct buf *b, bool lines)
 	buf_puts(b, lines ? "\n" : ": still here\n\n");
 }
 
-static bool job_has_ended(const struct stream *s)
+static void set_feed(struct stream *s, const struct stream_feed *feed, void *user)
 {
-	enum job_state state;
+	s->all->fed += (feed != NULL) - (s->feed != NULL);
+	s->feed = feed;
+	s->feed_user = user;
+	s->wanted = false;
+	s->fd = -1; /* such streams are few: libmicrohttpd sends them */
+}
 
-	return s->job[0] && (job_state_of(s->all->api->core, str_of(s->job), &state) != OK || job_state_ended(state));
+/* Another node has the job: its events come from there. false: they do not. */
+static bool follow(struct stream *s)
+{
+	struct stream_now now = { .req = s->req, .stream = s, .job = s->job, .lines = s->lines };
+
+	if (!s->moved || s->all->fed >= STREAMS_FED_MAX)
+		return false;
+	snprintf(now.after, sizeof now.after, "%s-%ju", s->all->mark, (uintmax_t)s->after);
+	const struct stream_feed *feed = s->moved(&now);
+	if (!feed)
+		return false;
+	set_feed(s, feed, now.feed_user);
+	wake(s);
+	return true;
+}
+
+static bool job_has_ended(struct stream *s)
+{
+	struct server *core = s->all->api->core;
+	enum job_state state;
+	bool is_here;
+
+	if (!s->job[0])
+		return false;
+	if (job_moved_to(core, str_of(s->job), &is_here))
+		return !follow(s);
+	return job_state_of(core, str_of(s->job), &state) != OK || job_state_ended(state);
+}
+
+/* Ends the answer to a node; it is told if nothing will follow. */
+static void end_poll(struct stream *s, bool ended)
+{
+	bool is_here;
+
+	s->ending = true;
+	if (ended && !job_moved_to(s->all->api->core, str_of(s->job), &is_here))
+		buf_puts(&s->text, STREAM_END);
+}
+
+static void want(struct stream *s)
+{
+	if (!s->wanted && !s->ending) {
+		s->wanted = true;
+		s->feed->want(s->feed_user);
+	}
 }
 
 /* Fills s->text with what comes next. false: nothing for now. */
 static bool refill(struct stream *s)
 {
 	struct event_record e;
-	bool lost = false;
+	bool lost = false, ended = false;
 
 	s->text.len = 0;
 	s->text.failed = OK;
+	s->polled += s->sent;
 	s->sent = 0;
-	if (events_next(s->all->api->core->events, s->after, s->job[0] ? s->job : NULL, &e, &lost)) {
-		put_event(&s->text, s->lines, &e, lost && s->after != 0);
+	if (s->ending)
+		return false;
+	if (!s->feed && s->polled < CHUNK_TEXT &&
+	    events_next(s->all->api->core->events, s->after, s->job[0] ? s->job : NULL, &e, &lost)) {
+		put_event(s, &s->text, &e, lost && s->after != 0);
 		s->after = e.id;
-	} else if (job_has_ended(s)) {
+	} else if (!s->feed && s->polled < CHUNK_TEXT && (ended = job_has_ended(s)) && !s->polls) {
 		s->ending = true;
+	} else if (s->polls && (ended || s->told || !s->awaits || s->beat)) {
+		end_poll(s, ended);
 	} else if (s->beat) {
 		put_beat(&s->text, s->lines);
 	}
@@ -125,6 +195,8 @@ static bool refill(struct stream *s)
 		s->ending = true;
 		s->text.len = 0;
 	}
+	if (s->feed)
+		want(s);
 	return s->text.len > 0;
 }
 
@@ -166,7 +238,7 @@ static const struct chunk *next_chunk(struct stream *s)
 	c->text.failed = OK;
 	buf_printf(&c->text, "%*s", CHUNK_HEAD, "");
 	while (c->text.len < CHUNK_TEXT && events_next(s->all->api->core->events, c->next, s->job[0] ? s->job : NULL, &e, &lost)) {
-		put_event(&c->text, s->lines, &e, lost && c->next != 0);
+		put_event(s, &c->text, &e, lost && c->next != 0);
 		c->next = e.id;
 	}
 	if (c->text.len == CHUNK_HEAD && s->beat)
@@ -285,11 +357,14 @@ FALLIBLE enum err streams_new(struct api *a, struct streams **out)
 {
 	const struct timeval every = { BEAT_S, 0 };
 	struct streams *all = mem_zalloc(1, sizeof *all);
+	char id[JOB_ID_LEN + 1];
 
 	NEED(all, "cannot keep event streams");
 	all->api = a;
 	*out = all;
 	all->chunk.text = BUF_INIT(CHUNK_TEXT + TEXT_MAX);
+	job_new_id(a->core->journal, id);
+	memcpy(all->mark, id + JOB_ID_LEN - JOB_MARK_LEN, sizeof all->mark);
 	TRY(events_listen(a->core->events, on_events, all, &all->listener));
 	all->beat = event_new(a->core->base, -1, EV_PERSIST, on_beat, all);
 	if (!all->beat || event_add(all->beat, &every) != 0)
@@ -349,13 +424,16 @@ static void end_stream(void *user)
 
 	list2_remove(&s->all->first, s);
 	s->all->count--;
+	if (s->feed)
+		s->feed->gone(s->feed_user);
+	set_feed(s, NULL, NULL);
 	watch_free(&s->slow);
 	buf_free(&s->text);
 	req_release(s->req);
 	mem_free(s);
 }
 
-static FALLIBLE enum err choose_form(const struct req *r, bool *lines_out)
+FALLIBLE enum err stream_form(const struct req *r, bool *lines_out)
 {
 	const char *accept = req_head(r, MHD_HTTP_HEADER_ACCEPT);
 	int events = accept_quality(accept, "text/event-stream"), lines = accept_quality(accept, "application/x-ndjson");
@@ -366,34 +444,106 @@ static FALLIBLE enum err choose_form(const struct req *r, bool *lines_out)
 	return OK;
 }
 
-FALLIBLE enum err stream_start(struct req *r, const char *job)
+/* "MARK-NUMBER", or a number that is this daemon's. */
+static FALLIBLE enum err read_last(const struct req *r, struct stream *s)
 {
-	struct streams *all = r->api->streams;
-	const char *last = req_head(r, "Last-Event-ID");
-	uint64_t after = job ? 0 : events_last_id(r->core->events);
-	struct stream *s;
-	bool lines;
+	const char *last = req_head(r, "Last-Event-ID"), *dash = last && s->job[0] ? strchr(last, '-') : NULL;
+	const char *number = dash ? dash + 1 : last;
 
-	TRY(choose_form(r, &lines));
-	if (last && last[0] && (strlen(last) > 18 || !str_to_u64(str_of(last), &after)))
+	if (!last || !last[0])
+		return OK;
+	if ((dash && dash - last != JOB_MARK_LEN) || strlen(number) > 18 || !str_to_u64(str_of(number), &s->after))
 		return ERR(INVALID_REQUEST, "Last-Event-ID is no number");
+	s->lost = dash && memcmp(last, s->all->mark, JOB_MARK_LEN) != 0;
+	if (s->lost) /* what there is came after that */
+		s->after = 0;
+	return OK;
+}
+
+static FALLIBLE enum err start(struct req *r, struct stream *s)
+{
+	const char *poll = r->caller.is_node ? req_head(r, STREAM_POLL_HEAD) : NULL;
+	struct streams *all = s->all;
+
+	TRY(stream_form(r, &s->lines));
+	TRY(read_last(r, s));
 	if (all->draining)
 		return ERR(DRAINING, "the daemon is shutting down");
-	if (all->count >= STREAMS_MAX)
-		return ERR(TOO_MANY_STREAMS, "%d event streams are open", STREAMS_MAX);
-	s = mem_zalloc(1, sizeof *s);
-	NEED(s, "cannot open a stream");
+	if (all->count >= STREAMS_MAX || (s->feed && all->fed >= STREAMS_FED_MAX))
+		return ERR(TOO_MANY_STREAMS, "%d event streams are open%s", s->feed ? STREAMS_FED_MAX : STREAMS_MAX,
+			   s->feed ? " of jobs that other nodes have" : "");
+	s->polls = poll != NULL;
+	s->awaits = poll && strcmp(poll, STREAM_POLL_NEXT) == 0;
+	/* Something at once, so that the client sees the head of the answer. */
+	buf_puts(&s->text, s->lines || s->polls ? "" : "retry: 1000\n\n");
+	return buf_status(&s->text);
+}
+
+static FALLIBLE enum err open_stream(struct req *r, const char *job, struct stream *s)
+{
+	struct streams *all = r->api->streams;
+	const struct stream_feed *feed = s->feed;
+
 	s->all = all;
 	s->req = r;
 	s->text = BUF_INIT(CHUNK_TEXT + TEXT_MAX);
-	s->after = after;
-	s->lines = lines;
+	s->after = job ? 0 : events_last_id(r->core->events);
 	snprintf(s->job, sizeof s->job, "%s", job ? job : "");
-	s->fd = plain_socket(r);
-	/* Something at once, so that the client sees the head of the answer. */
-	buf_puts(&s->text, lines ? "" : "retry: 1000\n\n");
+	enum err e = start(r, s);
+	if (e) {
+		buf_free(&s->text);
+		mem_free(s);
+		return e;
+	}
+	s->fd = s->polls ? -1 : plain_socket(r);
+	s->feed = NULL;
+	if (feed)
+		set_feed(s, feed, s->feed_user);
 	req_hold(r);
 	list2_add(&all->first, s);
 	all->count++;
-	return req_stream(r, lines ? "application/x-ndjson" : "text/event-stream", read_stream, s, end_stream);
+	return req_stream(r, s->lines ? "application/x-ndjson" : "text/event-stream", read_stream, s, end_stream);
+}
+
+FALLIBLE enum err stream_start(struct req *r, const char *job, stream_moved_fn moved)
+{
+	struct stream *s = mem_zalloc(1, sizeof *s);
+
+	NEED(s, "cannot open a stream");
+	s->moved = moved;
+	return open_stream(r, job, s);
+}
+
+/* ---- events of other nodes ---- */
+
+FALLIBLE enum err stream_start_fed(struct req *r, const char *job, const struct stream_feed *feed, void *user, struct stream **out)
+{
+	struct stream *s = mem_zalloc(1, sizeof *s);
+
+	NEED(s, "cannot open a stream");
+	s->feed = feed;
+	s->feed_user = user;
+	*out = s;
+	return open_stream(r, job, s);
+}
+
+void stream_bring(struct stream *s, struct str text, bool end)
+{
+	if (s->sent == s->text.len) {
+		s->text.len = s->sent = 0;
+		s->text.failed = OK;
+	}
+	buf_put(&s->text, text.p, text.n);
+	s->ending = s->ending || end || buf_status(&s->text) != OK;
+	s->wanted = false;
+	wake(s);
+}
+
+void stream_go_on(struct stream *s, stream_moved_fn moved)
+{
+	set_feed(s, NULL, NULL);
+	s->moved = moved;
+	s->after = 0;
+	s->lost = true;
+	wake(s);
 }

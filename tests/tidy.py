@@ -125,6 +125,7 @@ ORDER = {
         stream answers
         counts
         h_common
+        relay
         forward
         h handlers.h
         routes
