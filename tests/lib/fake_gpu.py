@@ -1,6 +1,7 @@
 """A trainer's side of device memory, over the fake libcuda: allocations with bytes in them, their handles, and the Unix socket's hand-over
 of descriptors. Without the harness: the package under test may use it. The fake keeps to the process that loads it, as a driver does."""
 import base64
+import contextlib
 import ctypes
 import http.client
 import json
@@ -86,3 +87,44 @@ class Descriptors:
 def table(pieces):
     """Rows of (place in the segment, bytes, offset in the allocation, allocation)."""
     return b"".join(struct.pack("<4Q", *p) for p in pieces)
+
+
+def as_torch(trainer):
+    """put(tensor, vmm=False, shareable=True): the tensor on the fake device, as torch would have it there: `is_cuda`, and an address that
+    only a driver can read. Its operators work on the bytes behind. torch.cuda gets streams, whose synchronize() put.waits counts."""
+    import torch
+
+    class Stream:
+        def __init__(self, device=None):
+            self.device = device
+
+        def wait_stream(self, other):
+            pass
+
+        def synchronize(self):
+            put.waits += 1
+
+    class Tensor(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+        device, is_cuda, is_cpu = torch.device("cuda", 0), True, False
+
+        def data_ptr(self):
+            return self.place
+
+        def detach(self):
+            return of(super().detach(), self.place)
+
+    def put(t, vmm=False, shareable=True):
+        data = bytes(t.detach().contiguous().view(-1).view(torch.uint8).numpy())
+        place = trainer.vmm(data, shareable)[0] if vmm else trainer.legacy(data)[0]
+        behind = (ctypes.c_ubyte * len(data)).from_address(trainer.cuda.fake_cuda_bytes(place, len(data)))
+        return of(torch.frombuffer(behind, dtype=t.dtype).view(t.shape), place)
+
+    def of(t, place):
+        out = torch.Tensor._make_subclass(Tensor, t)
+        out.place = place
+        return out
+
+    put.waits = 0
+    torch.cuda.Stream, torch.cuda.current_stream, torch.cuda.stream = Stream, Stream, lambda s: contextlib.nullcontext()
+    return put

@@ -301,7 +301,7 @@ def test_device_tensors_go_by_a_stream_of_their_own(at, monkeypatch):
 
     module = types.SimpleNamespace(Stream=Stream, current_stream=lambda device: "the trainer's", stream=lambda s: s)
     real, bulk = _overlap._streams, _tensors.bulk_out
-    monkeypatch.setattr(_overlap, "_module", lambda device: module)
+    monkeypatch.setattr(_tensors, "device_module", lambda device: module)
     monkeypatch.setattr(_overlap, "_streams", lambda tensors: real([types.SimpleNamespace(device=t.device, is_cpu=False) for t in tensors]))
     monkeypatch.setattr(_tensors, "memory", lambda t, spec: None)
     m, o = trained()

@@ -5,6 +5,7 @@ The driver's library is the one that the process uses already: nothing here make
 from __future__ import annotations
 
 import base64
+import bisect
 import ctypes
 import json
 import os
@@ -20,6 +21,7 @@ _DEVICE, _LEGACY, _MAPPING_BYTES, _MAPPING_BASE = 9, 10, 18, 19  # CUpointer_att
 _FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _BATCH = 250
 _U64 = ctypes.c_uint64
+_ROW = struct.Struct("<4Q")
 
 
 class Driver:
@@ -85,8 +87,9 @@ class HandOver:
         self.device, self.rows = driver.uuid(pieces[0][1]), bytearray()
         self.allocations: List[Dict[str, Any]] = []
         self.fds: List[int] = []
-        self._driver, self._last = driver, (0, 0)
-        self._known: Dict[int, int] = {}
+        self._driver = driver
+        self._begins: List[int] = []                      # of the allocations known so far, in order of address,
+        self._known: List[Tuple[int, int]] = []           # with their bytes and their index in `allocations`
         try:
             for place, address, size in pieces:
                 self._add(place, address, size)
@@ -96,28 +99,31 @@ class HandOver:
 
     def _add(self, place: int, address: int, size: int) -> None:
         while size:
-            base, room = self._last
-            if not base <= address < base + room:
-                base, room = self._last = self._driver.allocation(address)
-            if base not in self._known:
-                self._name(base, room)
+            k = bisect.bisect_right(self._begins, address) - 1
+            if k < 0 or address >= self._begins[k] + self._known[k][0]:
+                k = self._name(*self._driver.allocation(address))
+            base, (room, index) = self._begins[k], self._known[k]
             n = min(size, base + room - address)  # a tensor in an expandable segment may lie in several allocations
-            self.rows += struct.pack("<4Q", place, n, address - base, self._known[base])
+            self.rows += _ROW.pack(place, n, address - base, index)
             place, address, size = place + n, address + n, size - n
 
-    def _name(self, base: int, room: int) -> None:
+    def _name(self, base: int, room: int) -> int:
+        """Takes an allocation up; its place among those known."""
         one: Dict[str, Any] = {"bytes": room}
         if self._driver.is_legacy(base):
             one["handle"] = self._driver.legacy_handle(base)
         else:
             self.fds.append(self._driver.descriptor(base))
             one["descriptor"] = len(self.fds) - 1
-        self._known[base] = len(self.allocations)
+        k = bisect.bisect_left(self._begins, base)
+        self._begins.insert(k, base)
+        self._known.insert(k, (room, len(self.allocations)))
         self.allocations.append(one)
+        return k
 
     @property
     def count(self) -> int:
-        return len(self.rows) // 32
+        return len(self.rows) // _ROW.size
 
     def close(self) -> None:
         while self.fds:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence
 
-from . import _ask, _direct, _group, _older, _session, _tensors, _tree, _where, errors, image, values
+from . import _ask, _direct, _group, _handover, _older, _session, _tensors, _tree, _where, errors, image, values
 from .client import Client
 
 GROUP_MIN = 128 << 20  # bytes of a rank
@@ -96,11 +96,12 @@ def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int, older: Opti
 
 
 class _Part(NamedTuple):
-    """A group of this rank's boxes, and how they lie in a segment."""
+    """A group of this rank's boxes, and how they lie in a segment. hand: those of them that dcpd copies to a GPU."""
 
     described: _tensors.Described
     layout: image.Layout
     header: bytes
+    hand: Optional[_handover.Hand]
 
     @property
     def size(self) -> int:
@@ -171,15 +172,15 @@ class _Target:
             held += n
         return groups
 
-    def cut(self, groups: Sequence[Sequence[int]]) -> None:
+    def cut(self, groups: Sequence[Sequence[int]], c: Client) -> None:
         """Values, and the paths of all, go with the first group."""
         d = self.described
         for i, boxes in enumerate(groups):
             layout = image.Layout([self.specs[k] for k in boxes], d.paths if i == 0 else {})
             held = {k: {"json": None} for k in d.values} if i == 0 else {}
             part = d._replace(sources=[d.sources[k] for k in boxes], values=d.values if i == 0 else {})
-            self.parts.append(_Part(part, layout, layout.header(held, self.room if held else 0)))
-        self.largest = max((p.size for p in self.parts), default=0)
+            self.parts.append(_Part(part, layout, layout.header(held, self.room if held else 0), _handover.plan(c, part, layout)))
+        self.largest = max((p.size + (p.hand.room if p.hand else 0) for p in self.parts), default=0)
 
 
 class _Told(NamedTuple):
@@ -241,7 +242,7 @@ class _Run:
         if n > 1 and self.strict and not self._complete():
             n = 1  # one job says all that is missing, and nothing has been changed then
         groups = self.target.groups() if n > 1 else [self.target.rest] * n
-        self.target.cut([*groups, *[[]] * (n - len(groups))])
+        self.target.cut([*groups, *[[]] * (n - len(groups))], self.c)
         if n:
             self.version = self.target.direct.ident if self.target.direct is not None else _direct.version(self.where[2], self.where[1])
             self._open(min(n, 2))
@@ -326,12 +327,20 @@ class _Run:
             missing = set(done.get("result", {}).get("missing", []))
             self.lacked = self.lacked or not missing.isdisjoint(step.part.described.values)
             views = _tensors.Views(step.segment.map, len(step.part.header), step.part.layout)
-            _tensors.copy_in(step.part.described, views, missing.__contains__)
+            _tensors.copy_in(step.part.described, views, missing.__contains__, self._to_devices(step, views, missing))
             _put_values(self.ask, step.part.described, step.segment, missing)
             step.lane.release(step.generation)
         except Exception as e:
             failure = self._why(step.lane, e)
         self._agree(failure)
+
+    def _to_devices(self, step: _Step, views: _tensors.Views, missing: "set[str]") -> FrozenSet[int]:
+        """Has dcpd copy what lies on GPUs from the lane's page-locked segment; which chunks those were."""
+        hand = step.part.hand
+        if hand is None:
+            return frozenset()
+        found = frozenset(i for i in hand.chunks if step.part.layout.chunks[i].fqn not in missing)
+        return hand.take(step.lane.name, self.g.rank, step.generation, views, found, to_device=True)
 
     def read(self) -> None:
         """The rest of it: what is read here."""

@@ -16,7 +16,7 @@ import gc
 import os
 import threading
 import weakref
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import _copy, _tensors, errors
 
@@ -26,6 +26,8 @@ GROUP = 128 << 20  # bytes between two looks at the version counters
 _optimizers: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _searched: Set[FrozenSet[str]] = set()  # names of large tensors that a search has found no parameter for
 _running: List["Copy"] = []
+Wait = Callable[[Any], None]
+Take = Callable[[FrozenSet[int], Wait], FrozenSet[int]]
 _hooked: List[Any] = []
 
 
@@ -50,9 +52,10 @@ class _Item(NamedTuple):
 class Copy:
     """The late part of one snapshot. Made by the thread that calls async_save, run by another."""
 
-    def __init__(self, d: _tensors.Described, v: _tensors.Views, chunks: Mapping[int, Sequence[Any]], fresh: bool) -> None:
-        """chunks: and the tensors to be watched for each. fresh: the segment's pages have never been touched."""
-        self._views, self._fresh = v, fresh
+    def __init__(self, d: _tensors.Described, v: _tensors.Views, chunks: Mapping[int, Sequence[Any]], fresh: bool,
+                 take: Optional[Take] = None) -> None:
+        """chunks: and the tensors to be watched for each. fresh: the segment's pages have never been touched. take: see begin."""
+        self._views, self._fresh, self._take = v, fresh, take
         self.chunks = frozenset(chunks)
         self._items = [_Item(c, v.layout.chunks[c].fqn, d.sources[c].detach(), [(t, t._version) for t in watched])
                        for c, watched in chunks.items()]
@@ -66,15 +69,26 @@ class Copy:
         try:
             if self._fresh:
                 _copy.populate(self._views.address, self._views.end)
+            if self._take is not None:
+                self._group(self._items, self._hand_over)
             for group in self._groups():
-                with self._guard:
-                    if self._over.is_set():
-                        raise errors.JobCancelled("the save was given up")
-                    self._some(group)
-                for i in group:
-                    i.check()
+                self._group(group, self._some)
         finally:
             self._end()
+
+    def _group(self, group: Sequence[_Item], copy: Callable[[Sequence[_Item]], None]) -> None:
+        with self._guard:
+            if self._over.is_set():
+                raise errors.JobCancelled("the save was given up")
+            copy(group)
+        for i in group:
+            i.check()
+
+    def _hand_over(self, items: Sequence[_Item]) -> None:
+        """What dcpd copies needs no copy here."""
+        assert self._take is not None
+        done = self._take(self.chunks, lambda device: self._streams[device].synchronize())
+        self._items = [i for i in items if i.chunk not in done]
 
     def _end(self) -> None:
         with self._guard:
@@ -123,21 +137,16 @@ class Copy:
         if stream is None:
             _tensors.bulk_out(to, frm)
             return
-        with _module(device).stream(stream):
+        with _tensors.device_module(device).stream(stream):
             _tensors.bulk_out(to, frm)
         stream.synchronize()
-
-
-def _module(device: Any) -> Any:
-    """torch.cuda, or its like for another device."""
-    return getattr(_tensors.torch_module(), device.type, None)
 
 
 def _streams(tensors: Sequence[Any]) -> Dict[Any, Any]:
     """A stream for each device, whose work begins after what the calling thread has enqueued there until now."""
     out: Dict[Any, Any] = {}
     for device in {t.device for t in tensors if not t.is_cpu}:
-        module = _module(device)
+        module = _tensors.device_module(device)
         out[device] = module.Stream(device)
         out[device].wait_stream(module.current_stream(device))
     return out
@@ -146,11 +155,12 @@ def _streams(tensors: Sequence[Any]) -> Dict[Any, Any]:
 # ------------------------------------------------------------------------------------------------ which tensors
 
 
-def begin(d: _tensors.Described, v: _tensors.Views, fresh: bool) -> Optional[Copy]:
-    """The late part of a snapshot into these views; None if there is nothing to be copied late."""
+def begin(d: _tensors.Described, v: _tensors.Views, fresh: bool, take: Optional[Take] = None) -> Optional[Copy]:
+    """The late part of a snapshot into these views; None if there is nothing to be copied late. take: has dcpd copy those of these chunks
+    that it can, and says which they were; it is given how to wait for a device's kernels."""
     torch = _tensors.torch_module()
     chunks = _choose(torch, d, v.layout.sizes, [c.fqn for c in v.layout.chunks]) if torch is not None else {}
-    return Copy(d, v, chunks, fresh) if chunks else None
+    return Copy(d, v, chunks, fresh, take) if chunks else None
 
 
 def _choose(torch: Any, d: _tensors.Described, sizes: Sequence[int], fqns: Sequence[str]) -> Dict[int, List[Any]]:
@@ -179,7 +189,7 @@ def _divide(torch: Any, d: _tensors.Described, large: Sequence[int], fqns: Seque
 def _watchable(torch: Any, t: Any) -> bool:
     """Whether a tensor has memory, a version that is counted, and, if it is a device's, streams."""
     return type(t) in (torch.Tensor, torch.nn.Parameter) and not t.is_meta and not t.is_inference() and _tensors.is_memory(t) \
-        and (t.is_cpu or (hasattr(_module(t.device), "Stream") and hasattr(_module(t.device), "current_stream")))
+        and (t.is_cpu or all(hasattr(_tensors.device_module(t.device), name) for name in ("Stream", "current_stream")))
 
 
 def _owned(torch: Any, d: _tensors.Described) -> Iterator[Any]:

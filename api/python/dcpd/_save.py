@@ -19,7 +19,7 @@ import weakref
 from functools import partial
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _copy, _daemon, _early, _group, _hosts, _overlap, _ring, _session, _tensors, _where, errors, image, values
+from . import _copy, _daemon, _early, _group, _handover, _hosts, _overlap, _ring, _session, _tensors, _where, errors, image, values
 from .client import Client, Job
 from .future import SaveFuture
 from .image import Layout
@@ -356,25 +356,33 @@ class _Snapshot:
             options, more = _job_options(session, first, o)
             wish = {"save": {"storage": first.storage, "name": first.name, "format": o.format, "options": options,
                              "labels": dict(o.labels), **_metrics_field(o), **more}}
+        hand = _handover.plan(session.client, d, layout)
         ring = self.streams and session.client.rings and not o.incremental and layout.data_bytes > _copy.step()
         while True:
             try:
-                if ring and self._through_ring(session, layout, header, size):
+                if ring and hand is None and self._through_ring(session, layout, header, size):
                     return
-                ring = False  # a daemon of before
-                slot = self._reserve(session, size)
+                ring = ring and hand is not None  # else a daemon of before
+                slot = self._reserve(session, size + (hand.room if hand else 0))
                 views = session.fill(slot, layout, header)
+                take = hand and partial(hand.take, session.name, session.rank, first.generation, views)
                 if o.overlap and first.hosts is None:
-                    self._late = _overlap.begin(d, views, slot.into.new)
+                    self._late = _overlap.begin(d, views, slot.into.new, take)
                 self._submit_early(session)
+                done = take(hand.chunks - self._late.chunks if self._late else hand.chunks) if hand and take else frozenset()
                 if self._late is not None:
                     slot.into.new = False  # its pages are made by the late part
-                    _tensors.copy_out(d, views, None, self._late.chunks)
+                    _tensors.copy_out(d, views, None, self._late.chunks | done)
                     self.complete = partial(self._complete, session, size, wish)
                     return
-                _tensors.copy_out(d, views, slot.into)
+                slot.into.new = slot.into.new and not done  # page-locked pages are there
+                _tensors.copy_out(d, views, slot.into, done)
                 session.client.state_dicts.seal(session.name, session.rank, first.generation, size, wish)
                 return
+            except errors.SharedMemoryFull:
+                if not ring or hand is None:
+                    raise
+                hand = None  # a ring takes less
             except errors.RequestRefused as e:
                 if e.code != "state_conflict" or self.again:
                     raise  # else the daemon was restarted since, and a reservation need not outlive that: once more

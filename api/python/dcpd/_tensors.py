@@ -479,6 +479,20 @@ def memory(t: Any, spec: ChunkSpec) -> Optional[int]:
     return None
 
 
+def device_memory(t: Any, spec: ChunkSpec) -> Optional[int]:
+    """Where chunk `spec` lies in a GPU's memory, if it lies there as in an image: in order, of the stored dtype. Else None."""
+    torch = torch_module()
+    if torch is None or not isinstance(t, torch.Tensor) or not t.is_cuda or t.layout is not torch.strided or not t.is_contiguous() \
+            or t.is_conj() or t.is_neg() or _dtypes.torch_name(t.dtype) != spec.dtype or t.numel() * t.element_size() != spec.nbytes:
+        return None
+    return int(t.data_ptr()) or None
+
+
+def device_module(device: Any) -> Any:
+    """torch.cuda, or its like for another device; None if it has none."""
+    return getattr(torch_module(), device.type, None)
+
+
 def check_targets(d: Described) -> None:
     """Raises StateDictMismatch naming the FQN for what nothing can be copied into."""
     torch = torch_module()
@@ -586,7 +600,8 @@ def _all_memory(d: Described) -> bool:
 
 
 def copy_out(d: Described, v: Views, into: Optional[_copy.Into] = None, late: Collection[int] = frozenset()) -> None:
-    """Tensors → segment, or ring. into: the segment, if its pages are new. late: chunks that are left out; of a segment only."""
+    """Tensors → segment, or ring. into: the segment, if its pages are new. late: chunks that are left out, as they are copied later, or
+    were; of a segment only."""
     if d.outline is not None and _all_memory(d):
         v.plan(d, late).run(d, v, into)
         return
@@ -602,9 +617,9 @@ def copy_out(d: Described, v: Views, into: Optional[_copy.Into] = None, late: Co
         v.ring.told(end)
 
 
-def copy_in(d: Described, v: Views, skip: Callable[[str], bool]) -> None:
-    """Segment → tensors, under no_grad; what `skip` says keeps its value."""
-    _move(d, v, False, skip)
+def copy_in(d: Described, v: Views, skip: Callable[[str], bool], done: Collection[int] = frozenset()) -> None:
+    """Segment → tensors, under no_grad; what `skip` says keeps its value, and chunks `done` have theirs."""
+    _move(d, v, False, skip, [i for i in range(len(d.sources)) if i not in done] if done else None)
 
 
 def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool]] = None, only: Optional[Sequence[int]] = None,

@@ -500,6 +500,9 @@ class StateDicts(_Resource):
         hand = _device.HandOver(_device.Driver(), pieces)
         given: Optional[_device.Descriptors] = None
         try:
+            if table + len(hand.rows) > len(slot):
+                raise errors.RequestRefused(f"the table of {hand.count} pieces needs {len(hand.rows)} bytes at {table} of the slot, "
+                                            f"which has {len(slot)}: reserve more")
             slot[table:table + len(hand.rows)] = bytes(hand.rows)
             body: Dict[str, Any] = {"generation": generation, "device": hand.device, "allocations": hand.allocations,
                                     "table": {"offset": table, "count": hand.count}, "to_device": to_device}

@@ -1,0 +1,136 @@
+"""What the tests of device memory run, each in a process of its own: `on_gpu.py CASE REFERENCE …`. It prints a line of JSON."""
+import json
+import logging
+import pathlib
+import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "lib"))  # behind the package, whose name the harness has too
+
+import fake_gpu  # noqa: E402
+import torch  # noqa: E402
+
+import dcpd  # noqa: E402
+from dcpd import _handover, _overlap  # noqa: E402
+
+trainer = fake_gpu.Trainer()
+put = fake_gpu.as_torch(trainer)
+SECONDS = 60
+said = []
+
+
+class Said(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+
+
+logging.getLogger("dcpd").addHandler(Said())
+logging.getLogger("dcpd").propagate = False
+
+
+def numbers(n, seed, dtype=torch.float32):
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def state(seed=0, shareable=True):
+    """Large and small, of both kinds of memory; one that lies in no order that an image has; what is not on the device at all."""
+    return {"model": {"legacy": put(numbers(1 << 20, seed)), "vmm": put(numbers(3000001, seed + 1, torch.bfloat16), True, shareable),
+                      "small": put(numbers(25, seed + 2), vmm=True), "odd": put(numbers(3, seed + 3)),
+                      "across": put(numbers(5000, seed + 4).view(50, 100)).t()},
+            "host": numbers(1 << 18, seed + 5), "step": seed}
+
+
+def host(sd):
+    return {k: host(v) if isinstance(v, dict) else v.as_subclass(torch.Tensor).clone() if isinstance(v, torch.Tensor) else v
+            for k, v in sd.items()}
+
+
+def same(a, b):
+    return all(same(a[k], b[k]) if isinstance(a[k], dict) else torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k]
+               for k in {**a, **b})
+
+
+def spoil(sd):
+    for v in sd.values():
+        if isinstance(v, dict):
+            spoil(v)
+        elif isinstance(v, torch.Tensor):
+            v.zero_()
+
+
+def wait(h):
+    return h.result(SECONDS)["state"]
+
+
+def save_and_load(ref):
+    sd = state()
+    wanted = host(sd)
+    h = dcpd.async_save(sd, ref)
+    assert h.snapshotted
+    spoil(sd)  # the weights may change
+    assert wait(h) == "succeeded" and same(dcpd.load(ref), wanted)
+    dcpd.save(host(wanted), f"{ref}-host")
+    waits = put.waits
+    dcpd.load(f"{ref}-host", into=sd)
+    assert same(host(sd), wanted)
+    return waits, put.waits
+
+
+def blocking(ref):
+    sd = state(7)
+    dcpd.save(sd, ref)
+    assert same(dcpd.load(ref), host(sd))
+
+
+def unshareable(ref):
+    """Memory without handles: torch copies, and the driver is not asked again."""
+    sd = state(1, shareable=False)
+    for i in range(2):
+        wait(dcpd.async_save(sd, f"{ref}-{i}"))
+        assert same(dcpd.load(f"{ref}-{i}"), host(sd))
+    dcpd.load(f"{ref}-0", into=sd)
+    assert same(host(sd), dcpd.load(f"{ref}-1"))
+
+
+def refused(ref, fail, text):
+    """The driver refuses while the file `fail` says so; the next save is handed over."""
+    sd = state(2)
+    for i, now in enumerate((text, text, "")):
+        pathlib.Path(fail).write_text(now)
+        wait(dcpd.async_save(sd, f"{ref}-{i}"))
+        assert same(dcpd.load(f"{ref}-{i}"), host(sd))
+
+
+def overlapped(ref):
+    _overlap._watchable = lambda torch, t: isinstance(t, torch.Tensor) and not t.is_meta
+    weight, moved = put(numbers(2 << 20, 9)), put(numbers(2 << 20, 10))
+    weight.requires_grad_()
+    wanted = host({"weight": weight.detach(), "moved": moved})
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    h = dcpd.async_save({"weight": weight, "moved": moved}, ref, overlap=True)
+    moved.zero_()  # no parameter: copied before
+    h.wait_snapshot(SECONDS)
+    with torch.no_grad():
+        weight.zero_()
+    assert wait(h) == "succeeded" and same(dcpd.load(ref), wanted)
+    del optimizer
+
+
+def little(ref):
+    sd = {"w": put(numbers(1000, 3))}
+    wait(dcpd.async_save(sd, ref))
+    assert same(dcpd.load(ref), host(sd))
+
+
+def no_room(ref):
+    """Shared memory for a ring, but for no snapshot."""
+    sd = {f"w{i}": put(numbers(4 << 20, i)) for i in range(6)}
+    dcpd.save(sd, ref)
+    dcpd.close()
+    into = {k: torch.zeros_like(v) for k, v in host(sd).items()}
+    assert same(dcpd.load(ref, into=into), host(sd))
+
+
+out = globals()[sys.argv[1]](*sys.argv[2:])
+left = sorted(_handover._off.values())
+dcpd.close()
+print(json.dumps({"out": out, "said": said, "off": left}))

@@ -1,0 +1,101 @@
+"""Tensors on a GPU that dcpd copies: save, async_save and load of the package, over the fake libcuda (tests/fakes/libcuda.c). The tensors
+are torch's, with their bytes behind the fake device's addresses (tests/lib/fake_gpu.py). The daemon's counter tells who copied."""
+import json
+import pathlib
+
+import harness as lib
+import pytest
+from conftest import program_environment
+
+ON_GPU = pathlib.Path(__file__).with_name("on_gpu.py")
+FAKES = lib.ROOT / "build/test/fakes"
+ALL = 4 * (1 << 20) + 2 * 3000001 + 4 * 25 + 4 * 3  # bytes of on_gpu.state that are handed over
+
+
+def gpu_daemon(home, **more):
+    (home / "fail").write_text("")
+    d = lib.Daemon(home, env={"LD_LIBRARY_PATH": str(FAKES), "FAKE_CUDA_FAIL": f"@{home}/fail"}, **more)
+    d.fail = home / "fail"
+    lib.wait_for(lambda: d.api.get("/v1/capabilities").ok(200)["devices"], 20, "the probe's answer")
+    return d
+
+
+@pytest.fixture(scope="module")
+def g(tmp_path_factory):
+    d = gpu_daemon(tmp_path_factory.mktemp("gpu"))
+    yield d
+    lib.wait_for(lambda: not d.leaks(), 10, "the end of what was page-locked")
+    d.discard()
+
+
+def copied(d):
+    lines = d.api.get("/metrics").body.decode().splitlines()
+    return sum(int(float(x.split()[-1])) for x in lines if x.startswith("dcpd_device_copy_bytes_total"))
+
+
+@pytest.fixture
+def run(g, forks):
+    """run(case, …) → (what it printed, bytes that the daemon copied for it)."""
+    def run(case, *args, d=g, env=None):
+        before = copied(d)
+        p = forks.start(ON_GPU, case, f"main:{lib.fresh()}", *args, env=program_environment(d, **(env or {})))
+        out, err = p.communicate(timeout=100 * lib.PATIENCE)
+        assert p.returncode == 0, f"{out}\n{err}"
+        return json.loads(out.splitlines()[-1]), copied(d) - before
+
+    return run
+
+
+def test_saves_and_loads_are_copied_by_the_daemon(run):
+    told, n = run("save_and_load")
+    assert n == 2 * ALL and told["said"] == [] and told["off"] == []
+    assert told["out"] == [1, 2], "the device's stream is waited for before each copy"
+
+
+def test_a_save_that_blocks(run):
+    told, n = run("blocking")
+    assert n == ALL and told["said"] == []
+
+
+def test_memory_without_handles_is_copied_by_torch(run):
+    told, n = run("unshareable")
+    assert n == 0 and len(told["said"]) == 1, told
+    assert "copies its GPU memory itself, from now on" in told["said"][0] and "cuMemExportToShareableHandle: error 801" in told["said"][0]
+
+
+@pytest.mark.parametrize("fail, said", [
+    ("cuIpcOpenMemHandle_v2:0:2", "CUDA_ERROR_OUT_OF_MEMORY"),
+    ("cuMemcpyDtoHAsync_v2:0:700:sticky", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+])
+def test_a_driver_that_refuses_is_asked_again(run, g, fail, said):
+    told, n = run("refused", g.fail, fail)
+    assert n == ALL and len(told["said"]) == 1 and said in told["said"][0] and "from now on" not in told["said"][0], told
+
+
+def test_an_overlapping_save(run):
+    told, n = run("overlapped")
+    assert n == 2 * 4 * (2 << 20) and told["said"] == []
+
+
+def test_little_memory_is_not_worth_a_copy(run):
+    assert run("little")[1] == 0
+
+
+def test_switched_off(run):
+    told, n = run("blocking", env={"DCPD_HAND_OVER": "0"})
+    assert n == 0 and told["said"] == []
+
+
+def test_a_host_without_a_driver_says_so_once(run, spawn):
+    d = spawn()
+    lib.wait_for(lambda: "not yet known" not in d.api.get("/v1/capabilities").ok(200)["backends"]["cuda"]["reason"], 20, "the probe")
+    told, _ = run("save_and_load", d=d)
+    assert len(told["said"]) == 1 and "libcuda.so.1" in told["said"][0] and len(told["off"]) == 1, told
+
+
+def test_no_room_for_a_snapshot(run, tmp_path):
+    d = gpu_daemon(tmp_path, args=["--shm-limit", "72M"])
+    try:
+        assert run("no_room", d=d)[1] == 0
+    finally:
+        d.discard()
