@@ -29,6 +29,7 @@ enum {
 struct pending {
 	struct pending *next;
 	char storage[STORAGE_NAME_MAX + 1], job[JOB_ID_LEN + 1];
+	int attempt;                    /* that ended; a retry's is none of this sweep's business */
 	char *name;                     /* of the target */
 	char *part, *holder;            /* id of the place of a part, NULL: none; the state dict it was written from, NULL: given up */
 	int64_t holder_generation;
@@ -113,10 +114,10 @@ void sweep_storage(struct sweeps *all, const char *name)
 
 /* ---- one job's ---- */
 
-static struct pending *find(struct sweeps *all, const char *job)
+static struct pending *find(struct sweeps *all, const char *job, int attempt)
 {
 	for (struct pending *p = all->first; p; p = p->next)
-		if (strcmp(p->job, job) == 0)
+		if (p->attempt == attempt && strcmp(p->job, job) == 0)
 			return p;
 	return NULL;
 }
@@ -147,12 +148,13 @@ static void forget(struct sweeps *all, struct pending *p)
 struct asked {
 	struct sweeps *all;
 	char job[JOB_ID_LEN + 1];
+	int attempt;
 };
 
 static void on_job_swept(void *user, enum err e, const json_t *ok, int *)
 {
 	struct asked a = *(struct asked *)user;
-	struct pending *p = find(a.all, a.job);
+	struct pending *p = find(a.all, a.job, a.attempt);
 
 	mem_free(user);
 	if (!p)
@@ -184,10 +186,11 @@ static void ask(struct sweeps *all, struct pending *p)
 		return; /* at the next tick */
 	a->all = all;
 	memcpy(a->job, p->job, sizeof a->job);
+	a->attempt = p->attempt;
 	p->asked = true;
 	lookup_ask(all->parts.lookups, p->storage,
-		   json_pack("{s:s, s:s, s:s, s:s, s:s*}", "op", "sweep", "storage", p->storage, "name", p->name, "job", p->job, "part",
-			     p->part), NULL, 0, on_job_swept, a);
+		   json_pack("{s:s, s:s, s:s, s:s, s:i, s:s*}", "op", "sweep", "storage", p->storage, "name", p->name, "job", p->job,
+			     "attempt", p->attempt, "part", p->part), NULL, 0, on_job_swept, a);
 }
 
 /* A part that may still be taken. */
@@ -245,6 +248,7 @@ static void note(struct sweeps *all, const struct job *j, const struct ref *targ
 	}
 	snprintf(p->storage, sizeof p->storage, "%s", target->storage.p);
 	memcpy(p->job, j->id, sizeof p->job);
+	p->attempt = j->attempt;
 	p->expected = j->state == JOB_SUCCEEDED;
 	bool at_once = p->expected && !trash_ms && !p->part;
 	p->due_ms = clock_mono_ms() + (at_once ? 0 : FIRST_MS + trash_ms);

@@ -532,20 +532,22 @@ static inline bool obj_is_used(const struct objects *b, const char *key)
 }
 
 /* Removes stagings of the job, or, NULL, of all that `keep` does not name, and counts them; what is published stays. */
-static inline uint64_t obj_clear(struct objects *b, const char *job, const json_t *keep)
+static inline uint64_t obj_clear(struct objects *b, const char *job, const struct commit_keep *k)
 {
+	const json_t *keep = k ? k->jobs : NULL;
 	uint64_t removed = 0;
 
 	for (int i = 0; i < OBJ_MAX; i++) {
 		const char *own = b->v[i].o ? strstr(b->v[i].key, "/.dcpd-") : NULL;
 		bool kept = !own || str_ends(str_of(own), NOTES_NAME) || obj_is_used(b, b->v[i].key);
 		char id[OBJ_KEY];
-		for (size_t k = 0; k < json_array_size(keep) && !kept; k++) {
-			snprintf(id, sizeof id, "/.dcpd-%s-", json_string_value(json_array_get(keep, k)));
+		for (size_t at = 0; at < json_array_size(keep) && !kept; at++) {
+			snprintf(id, sizeof id, "/.dcpd-%s-", json_string_value(json_array_get(keep, at)));
 			kept = strncmp(own, id, strlen(id)) == 0;
 		}
 		snprintf(id, sizeof id, "/.dcpd-%s-", job ? job : "");
-		if (kept || (job && strncmp(own, id, strlen(id)) != 0))
+		kept = kept || (job && strncmp(own, id, strlen(id)) != 0);
+		if (kept || (k && k->attempt && strtoull(own + strlen(id), NULL, 10) > k->attempt))
 			continue;
 		obj_delete(b, i);
 		removed++;
@@ -664,7 +666,7 @@ static inline enum err objects_sweep(const struct store *s, const struct commit_
 	OBJ_LOCKED(s);
 
 	(void)name;
-	*out = (struct store_swept){ obj_clear(b, job, keep ? keep->jobs : NULL), 0 };
+	*out = (struct store_swept){ obj_clear(b, job, keep), 0 };
 	return OK;
 }
 

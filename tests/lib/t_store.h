@@ -75,12 +75,17 @@ static int teardown_s3(void **state)
 
 /* ---- helpers ---- */
 
-static enum err open_as(const char *job, const char *name, bool overwrite, struct staging *s)
+static enum err open_attempt(const char *job, uint64_t attempt, const char *name, bool overwrite, struct staging *s)
 {
-	struct store_job by = { .stores = &t.w.stores, .id = job, .attempt = 1, .uid = geteuid() };
+	struct store_job by = { .stores = &t.w.stores, .id = job, .attempt = attempt, .uid = geteuid() };
 	struct spec spec = { .target = ref_checkpoint("main", name), .overwrite = overwrite, .sync_files = true };
 
 	return staging_open(&by, &spec, s);
+}
+
+static enum err open_as(const char *job, const char *name, bool overwrite, struct staging *s)
+{
+	return open_attempt(job, 1, name, overwrite, s);
 }
 
 /* Fills a staging with a checkpoint: one data file that holds the job's id, .metadata, and a manifest. */

@@ -278,6 +278,26 @@ static void test_after_a_crash_nothing_is_visible_and_nothing_stays(void **state
 	assert_true(done);
 }
 
+/* The sweep behind an attempt that was cancelled comes while a retry, the same job, is at work. */
+static void test_a_sweep_leaves_later_attempts_alone(void **state)
+{
+	struct commit_keep keep = { .attempt = 1 };
+	struct staging first, retry;
+	struct store_swept swept;
+
+	(void)state;
+	T_OK(open_attempt("A", 1, "run/x", false, &first));
+	fill(&first);
+	store_close(&first.dir); /* it was killed */
+	store_close(&first.parent);
+	T_OK(open_attempt("A", 2, "run/x", false, &retry));
+	fill(&retry);
+	T_OK(store->ops->sweep(store, &keep, "run/x", "A", &swept));
+	T_OK(staging_commit(&retry, false));
+	staging_close(&retry);
+	assert_job("run/x", "A");
+}
+
 static void test_a_sweep_takes_what_nobody_continues(void **state)
 {
 	json_t *jobs = json_pack("[s]", "A");
@@ -753,6 +773,7 @@ static void test_a_part_that_is_a_published_file(void **state)
 	OF(kind, test_what_is_given_up_leaves_nothing), OF(kind, test_nothing_is_replaced_unless_told),                         \
 	OF(kind, test_replaced_is_what_was_looked_at_only), OF(kind, test_of_many_one_wins),                                    \
 	OF(kind, test_after_a_crash_nothing_is_visible_and_nothing_stays), OF(kind, test_a_sweep_takes_what_nobody_continues),  \
+	OF(kind, test_a_sweep_leaves_later_attempts_alone),                                                                     \
 	OF(kind, test_removed_is_gone), OF(kind, test_a_removal_with_a_condition), OF(kind, test_a_trash_that_gives_back),      \
 	OF(kind, test_of_many_one_has_the_entry), OF(kind, test_a_trash_of_many),                       \
 	OF(kind, test_a_part_that_is_a_published_file), OF(kind, test_the_storage_itself)

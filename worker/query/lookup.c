@@ -565,7 +565,8 @@ static FALLIBLE enum err recover(struct worker *w, const json_t *q, struct buf *
 static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *out)
 {
 	struct commit_keep keep = { .jobs = json_object_get(q, "keep"), .before = json_string_value(json_object_get(q, "before")),
-				    .mark = json_string_value(json_object_get(q, "mark")), .watched = json_object_get(q, "watched") };
+				    .mark = json_string_value(json_object_get(q, "mark")),
+				    .attempt = (uint64_t)jval_int(q, "attempt"), .watched = json_object_get(q, "watched") };
 	const char *name = json_string_value(json_object_get(q, "name")), *job = json_string_value(json_object_get(q, "job"));
 	const char *path, *comma = "";
 	const struct store *store;

@@ -33,6 +33,7 @@ struct commit_keep {
 	const json_t *jobs;            /* these; NULL: none */
 	const char *before;            /* those whose id does not sort before this; NULL: none */
 	const char *mark;              /* those whose id does not end so: another daemon's on the same storage. NULL: all are ours */
+	uint64_t attempt;              /* of one job: what attempts after this one have begun; 0: nothing */
 	/* Another daemon's are removed if they have not changed since an earlier sweep. The caller knows by its own clock how long ago that
 	 * was: times of files come from other hosts, and from clocks that jump. */
 	const json_t *watched;         /* "others" of that sweep; NULL: none */

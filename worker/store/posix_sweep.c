@@ -29,6 +29,7 @@ struct leftovers {
 	int dirfd;
 	const char *job;               /* NULL: any job that is not kept */
 	const char *mark;              /* of a job: what another daemon staged stays; NULL: nothing does */
+	uint64_t attempt;              /* of a job: what later attempts staged stays; 0: nothing does */
 	const struct commit_keep *keep;
 	const char *path;              /* of dirfd, below the root, for others' names */
 	uint64_t removed;
@@ -154,7 +155,7 @@ static enum err find_leftover(void *user, const char *name, unsigned char)
 
 	if ((!job.p && !meeting) || notes_is(name) || beside_is(name)) /* ".dcpd-x.dcpd-notes.json": of a file "dcpd-x" */
 		return OK;
-	if (l->job && (fence_is(name) || (l->mark && !fence_is_of(name, job, l->mark))))
+	if (l->job && (fence_is(name) || (l->mark && !fence_is_of(name, job, l->mark)) || staging_is_later(name, l->attempt)))
 		return OK;
 	if (meeting ? l->job || !l->keep || !is_abandoned(l, name) : (l->job && !str_is(job, l->job)) || is_kept(l, job, name))
 		return OK;
@@ -478,9 +479,11 @@ static enum err sweep_entry(void *user, const char *name, unsigned char d_type)
 }
 
 /* Of one job, beside its target: what is another daemon's is not told apart. */
-static FALLIBLE enum err sweep_job(const struct store *store, const char *name, const char *job, const char *mark, uint64_t *removed_out)
+static FALLIBLE enum err sweep_job(const struct store *store, const struct commit_keep *keep, const char *name, const char *job,
+				   uint64_t *removed_out)
 {
-	struct leftovers l = { .dirfd = -1, .job = job, .mark = mark, .keep = &(struct commit_keep){ .jobs = NULL } };
+	struct leftovers l = { .dirfd = -1, .job = job, .mark = keep->mark, .attempt = keep->attempt,
+			       .keep = &(struct commit_keep){ .jobs = NULL } };
 	char last[256];
 
 	enum err e = posix_open_parent(store, name, last, &l.dirfd);
@@ -497,7 +500,7 @@ enum err posix_sweep(const struct store *store, const struct commit_keep *keep, 
 
 	*out = (struct store_swept){ 0 };
 	if (name)
-		return sweep_job(store, name, job, keep ? keep->mark : NULL, &out->removed);
+		return sweep_job(store, keep ?: &(struct commit_keep){ .jobs = NULL }, name, job, &out->removed);
 	enum err e = sweep_dir(&s);
 	e = e ?: posix_trash_sweep(store, keep, &s.removed);
 	out->removed = s.removed;

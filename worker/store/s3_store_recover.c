@@ -533,7 +533,7 @@ enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const c
 	*out = (struct store_swept){ 0 };
 	TRY(marks_list(s3_own(s)->client, job, &all));
 	each(k, all.keys.v, all.keys.n)
-		if (!job || is_own(*k, keep ? keep->mark : NULL))
+		if (!job || !keep || (is_own(*k, keep->mark) && !staging_is_later(*k, keep->attempt)))
 			TRY(unless_of_mark(sweep_mark(s, *k, job ? NULL : keep, out), &first));
 	struct olds olds = { s3_own(s)->client, out };
 	TRY(job ? OK : s3_uploads_list(olds.s3, "", NULL, abort_old, &olds));

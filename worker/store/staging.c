@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/num.h"
 #include "store/beside.h"
@@ -11,6 +12,7 @@
 #include "store/identity.h"
 #include "store/notes.h"
 #include "store/owner.h"
+#include "store/trash.h"
 
 enum { REPLACE_TRIES = 8 };
 
@@ -263,6 +265,15 @@ void staging_name(const struct store_job *by, char out[STAGING_NAME_MAX])
 	bool taken = by->mark && !str_ends(str_of(by->id), by->mark); /* over from the daemon whose mark the job's id has */
 
 	snprintf(out, STAGING_NAME_MAX, ".dcpd-%.64s-%ju%s%.6s", by->id, (uintmax_t)by->attempt, taken ? "." : "", taken ? by->mark : "");
+}
+
+bool staging_is_later(const char *name, uint64_t attempt)
+{
+	const char *dash = strrchr(name, '-');
+	char *end = NULL;
+
+	unsigned long long of = attempt && dash && !str_starts(str_of(name), TRASH_PREFIX) ? strtoull(dash + 1, &end, 10) : 0;
+	return of > attempt && (*end == '\0' || *end == '.');
 }
 
 static FALLIBLE enum err set_place(struct staging *s, const struct store_job *by, const struct spec *spec, const char *name_given)

@@ -98,6 +98,8 @@ void staging_close(struct staging *s);
 /* The name of the staging of an attempt. */
 enum { STAGING_NAME_MAX = 128 };
 void staging_name(const struct store_job *by, char out[STAGING_NAME_MAX]);
+/* Was the staging of that name made by an attempt after this one? 0: no. */
+bool staging_is_later(const char *name, uint64_t attempt);
 /* The path of something of dcpd's own beside the checkpoint `name`. */
 FALLIBLE enum err staging_beside(const char *name, const char *own, char path[STAGING_BESIDE_MAX]);
 /* The name of the checkpoint that is staged, below the storage's root. */
