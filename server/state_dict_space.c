@@ -14,7 +14,7 @@
 #include "server/config.h"
 #include "server/state_dict_impl.h"
 
-enum { STEP_BYTES = 64 << 20, THREADS = 4, HOLDERS_SHOWN = 3 };
+enum { STEP_BYTES = 64 << 20, THREADS = 4, HOLDERS_SHOWN = 3, ROOM_MS = 2000, ROOM_STEP_MS = 10 };
 
 struct making {
 	struct making *next;
@@ -162,6 +162,18 @@ static FALLIBLE enum err make(struct making *k)
 	return OK;
 }
 
+/* Memory of warm slots that were dropped comes back when the last process that maps them, a worker whose job has just ended, lets go. */
+static void wait_for_room(const struct making *k)
+{
+	struct statvfs v;
+
+	for (int ms = 0; ms < ROOM_MS && !stopping(k->maker); ms += ROOM_STEP_MS) {
+		if (statvfs("/dev/shm", &v) != 0 || v.f_bavail * v.f_frsize >= k->want.bytes)
+			return;
+		usleep(ROOM_STEP_MS * 1000);
+	}
+}
+
 static void unmake(struct making *k)
 {
 	if (k->fd >= 0) {
@@ -246,6 +258,8 @@ static void *maker_thread(void *user)
 		if (!m->first)
 			m->last = &m->first;
 		pthread_mutex_unlock(&m->lock);
+		if (k->again)
+			wait_for_room(k);
 		k->e = make(k);
 		if (k->e) {
 			k->info = *err_last();

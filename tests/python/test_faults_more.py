@@ -160,7 +160,7 @@ def test_a_third_save_while_two_are_in_flight(at, monkeypatch, caplog, mode):
 # ---- /dev/shm ----
 
 SMALL = """
-import ctypes, dcpd, numpy as np, os, subprocess, sys, time
+import ctypes, dcpd, mmap, numpy as np, os, subprocess, sys, threading, time
 import torch, warnings, torch.distributed.checkpoint as dcp
 from dcpd.torch import StorageWriter
 warnings.simplefilter("ignore")
@@ -214,7 +214,10 @@ try:
         print("dcpd", type(e).__name__, e)
     os.unlink("/dev/shm/other")
     h.result(30)
-    dcpd.save({"y": np.ones(18 * MIB, np.uint8)}, "main:y", slots=3)   # warm slots of others make room
+    dcpd.save({"y": np.ones(18 * MIB, np.uint8)}, "main:y", slots=3)   # warm slots of others make room,
+    held = [open("/dev/shm/" + x, "rb") for x in os.listdir("/dev/shm") if x.startswith("dcpd-")]   # once nobody maps them
+    maps = [mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ) for f in held]
+    threading.Timer(0.3, lambda: [x.close() for x in (*maps, *held)]).start()
     dcpd.save(small, "main:again")
     print("goes on", int(dcpd.load("main:again")["w"].sum()) == 5 * MIB)
     dcpd.close()
