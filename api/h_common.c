@@ -45,7 +45,7 @@ FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out)
 	return OK;
 }
 
-static FALLIBLE enum err answer_created(struct req *r, const char *id, bool existing)
+FALLIBLE enum err h_answer_created(struct req *r, const char *id, bool existing)
 {
 	struct buf b = BUF_INIT(64 << 20);
 	char location[64];
@@ -64,16 +64,21 @@ static FALLIBLE enum err answer_created(struct req *r, const char *id, bool exis
 
 static void on_created(void *user, enum err e, const char *id, bool existing)
 {
-	req_done(user, e ? e : answer_created(user, id, existing));
+	req_done(user, e ? e : h_answer_created(user, id, existing));
+}
+
+FALLIBLE enum err h_job_request(struct req *r, const json_t *doc, enum job_kind kind, struct job_request *out)
+{
+	*out = (struct job_request){ .kind = kind, .spec = doc, .who = req_principal(r), .traceparent = req_head(r, "traceparent"),
+				     .request_id = r->id };
+	return h_idempotency(r, &out->idem);
 }
 
 FALLIBLE enum err h_submit(struct req *r, const json_t *doc, enum job_kind kind)
 {
-	struct job_request rq = { .kind = kind, .spec = doc, .who = req_principal(r) };
+	struct job_request rq;
 
-	TRY(h_idempotency(r, &rq.idem));
-	rq.traceparent = req_head(r, "traceparent");
-	rq.request_id = r->id;
+	TRY(h_job_request(r, doc, kind, &rq));
 	req_hold(r);
 	job_create(r->core, &rq, on_created, r);
 	return OK;

@@ -2,6 +2,7 @@
 #pragma once
 #include "api/http.h"
 #include "server/follower.h"
+#include "server/job.h"
 #include "server/lookup.h"
 #include "server/principal.h"
 #include "spec/kinds.h"
@@ -21,6 +22,10 @@ struct h_page {
 FALLIBLE enum err h_page_query(struct req *r, struct h_page *out);            /* ?page_size= &page_token= */
 /* The Idempotency-Key, and the body's bytes as they came. */
 FALLIBLE enum err h_idempotency(struct req *r, struct idempotency *out);
+/* The request for a job of a checked document. */
+FALLIBLE enum err h_job_request(struct req *r, const json_t *doc, enum job_kind kind, struct job_request *out);
+/* 202: the job that was made, or (existing) that an earlier request with this key made. */
+FALLIBLE enum err h_answer_created(struct req *r, const char *id, bool existing);
 /* Makes a job of a checked document and answers 202. */
 FALLIBLE enum err h_submit(struct req *r, const json_t *doc, enum job_kind kind);
 /* The storage that the path names first. check: of the name behind it, such as ref_check_name; NULL: none. */

@@ -1,5 +1,6 @@
 /* h_jobs.c: /v1/jobs. */
 #include "api/answers.h"
+#include "api/claim.h"
 #include "api/forward.h"
 #include "api/guard.h"
 #include "api/h_common.h"
@@ -39,14 +40,15 @@ static void on_planned(void *user, enum err e, const json_t *plan)
 enum { REFS_MAX = 6 + SPEC_SOURCES_MAX };
 
 /* Work for a node that is to be drained goes to another one, unless it reads or writes this host's shared memory: a trainer's save is never
- * refused. *node_out: NULL if it is done here. ERR_DRAINING: no other node can. */
-static FALLIBLE enum err choose_node(const struct req *r, const struct spec *s, const char **node_out)
+ * refused. *node_out: NULL if it is done here. *own_out: no other node can do it. ERR_DRAINING: none may. */
+static FALLIBLE enum err choose_node(const struct req *r, const struct spec *s, const char **node_out, bool *own_out)
 {
 	const struct ref *refs[REFS_MAX] = { &s->source, &s->target, &s->a, &s->b, &s->base };
 	const char *storages[REFS_MAX];
 	size_t n = 0;
 
 	*node_out = NULL;
+	*own_out = true;
 	for (size_t i = 0; i < s->sources.n && i < SPEC_SOURCES_MAX; i++)
 		refs[5 + i] = &s->sources.v[i];
 	for (size_t i = 0; i < REFS_MAX; i++) {
@@ -55,6 +57,7 @@ static FALLIBLE enum err choose_node(const struct req *r, const struct spec *s, 
 		if (refs[i] && refs[i]->kind == REF_CHECKPOINT)
 			storages[n++] = refs[i]->storage.p;
 	}
+	*own_out = false;
 	if (!cluster_is_drained(r->core->cluster))
 		return OK;
 	if (r->caller.is_node)
@@ -65,12 +68,15 @@ static FALLIBLE enum err choose_node(const struct req *r, const struct spec *s, 
 FALLIBLE enum err h_jobs_create(struct req *r)
 {
 	CLEANUP(spec_free) struct spec spec = { 0 };
-	bool dry_run = false;
-	const char *node;
+	bool dry_run = false, is_known = false, is_own = true;
+	const char *node = NULL;
 
 	TRY(req_query_bool(r, "dry_run", &dry_run));
 	TRY(spec_read(r->body, &spec));
-	TRY(choose_node(r, &spec, &node));
+	if (!dry_run)
+		TRY(claim_is_known(r, spec.kind, &is_known));
+	if (!is_known)
+		TRY(choose_node(r, &spec, &node, &is_own));
 	if (node)
 		return forward_to(r, node);
 	if (spec.kind == JOB_DELETE) {
@@ -78,7 +84,7 @@ FALLIBLE enum err h_jobs_create(struct req *r)
 		r->audit = dry_run ? NULL : "checkpoint.delete";
 	}
 	if (!dry_run)
-		return h_submit(r, r->body, spec.kind);
+		return is_own ? h_submit(r, r->body, spec.kind) : claim_job(r, spec.kind);
 
 	struct job_request rq = { .kind = spec.kind, .spec = r->body, .who = req_principal(r) };
 	r->reads_only = true;

@@ -5,6 +5,7 @@
  *   PREFIX/members/NAME   a node that has joined once: its daemon's id, address, storages; stays
  *   PREFIX/alive/NAME     the same node now: bound to the lease that it keeps alive every third of --cluster-ttl
  *   PREFIX/drained/NAME   an operator's wish: no new work there
+ *   PREFIX/keys/HASH      the node and the job of an Idempotency-Key
  *
  * A node is `joined`, `draining` (some jobs have not ended), `drained`, or `away` (its lease is over). While etcd cannot be reached a node
  * goes on with its work: only the others see it as away. A name belongs to the state directory that holds its lease; a daemon that is
@@ -14,6 +15,7 @@
 
 #include "base/buf.h"
 #include "server/courier.h"
+#include "server/job.h"
 #include "server/loop.h"
 
 struct cluster;
@@ -86,6 +88,24 @@ enum cluster_presence { CLUSTER_IS_SELF, CLUSTER_IS_HERE, CLUSTER_IS_AWAY, CLUST
 enum cluster_presence cluster_presence(const struct cluster *c, const char *node);
 bool cluster_has_gone(const struct cluster *c);      /* nodes were forgotten whose jobs etcd may have records of */
 bool cluster_has_looked(const struct cluster *c);    /* it knows which nodes there are */
+
+/* ---- idempotency keys (cluster_keys.c) ---- */
+/* A key, and the node that has it. */
+struct cluster_claim {
+	char hash[33], digest[17];             /* of uid and key; of the body */
+	char node[CLUSTER_NODE_TEXT];          /* which node's request it is; "": this one's, which makes the job */
+	bool is_away;                          /* … and that node is away, or forgotten */
+	bool is_same;                          /* … and its request had the same body */
+	char job[JOB_ID_LEN + 1];              /* the id that the job has, or is to have */
+	int64_t revision;                      /* of the claim; 0: etcd does not know of it */
+};
+typedef void (*cluster_claim_fn)(void *user, enum err e, const struct cluster_claim *claim);
+/* Claims the key for this node, unless another one has it; while etcd is away it is always this node's. ERR_IDEMPOTENCY_IN_FLIGHT,
+ * ERR_CLUSTER_UNAVAILABLE. */
+void cluster_claim(struct cluster *c, uid_t uid, const struct idempotency *idem, cluster_claim_fn fn, void *user);
+/* Claims the key of a node that was forgotten. */
+void cluster_claim_take(struct cluster *c, const struct cluster_claim *claim, cluster_claim_fn fn, void *user);
+void cluster_claim_drop(struct cluster *c, const struct cluster_claim *claim);  /* it came to nothing, if it is still so */
 
 void cluster_fill(const struct cluster *c, struct metrics *m);
 

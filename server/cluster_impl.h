@@ -97,6 +97,9 @@ void cluster_jobs_looked(struct cluster *c);            /* after each look: asks
 void cluster_jobs_free(struct cluster *c);
 struct cluster_settling;
 
+/* cluster_keys.c */
+void cluster_keys_prune(struct cluster *c);             /* the oldest claims beyond --keep-jobs go */
+
 /* cluster_take.c */
 void cluster_take_looked(struct cluster *c);            /* after each look: takes over what nodes that are away had */
 void cluster_take_free(struct cluster *c);

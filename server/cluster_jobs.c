@@ -617,6 +617,7 @@ static void prune(struct cluster *c)
 	if (!first || strcmp(first, c->name) != 0 || clock_mono_ms() < c->prune_ms)
 		return;
 	c->prune_ms = clock_mono_ms() + PRUNE_MS;
+	cluster_keys_prune(c);
 	cluster_key(c, "jobs/", "", key);
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o, o]", etcd_count(key), etcd_range(key, PRUNE_PAGE)),
 						 json_array()), on_oldest, c);

@@ -321,6 +321,15 @@ json_t *etcd_range_before(const char *prefix, const char *before, uint32_t limit
 			 number(limit), "sort_order", "DESCEND", "sort_target", "KEY");
 }
 
+json_t *etcd_oldest(const char *prefix, uint32_t limit)
+{
+	char end[KEY_MAX];
+
+	end_of(prefix, end);
+	return json_pack("{s:{s:o, s:o, s:o, s:s, s:s}}", "request_range", "key", key_of(prefix), "range_end", key_of(end), "limit",
+			 number(limit), "sort_order", "ASCEND", "sort_target", "CREATE");
+}
+
 json_t *etcd_count(const char *prefix)
 {
 	char end[KEY_MAX];

@@ -32,6 +32,7 @@ json_t *etcd_get(const char *key);
 json_t *etcd_range(const char *prefix, uint32_t limit);       /* all keys that begin so, in their order; limit 0: all */
 json_t *etcd_range_from(const char *prefix, const char *from, uint32_t limit);  /* those behind prefix + from */
 json_t *etcd_range_before(const char *prefix, const char *before, uint32_t limit);     /* the last ones, newest first; before "": of all */
+json_t *etcd_oldest(const char *prefix, uint32_t limit);       /* those that were made first */
 json_t *etcd_count(const char *prefix);
 json_t *etcd_delete_all(const char *prefix);
 json_t *etcd_put(const char *key, const json_t *value, int64_t lease);      /* value: as JSON text; lease 0: none */

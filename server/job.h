@@ -31,6 +31,7 @@ struct job_request {
 	const json_t *spec;             /* with "kind" and, if given, "labels" */
 	struct principal who;
 	struct idempotency idem;
+	const char *id;                 /* the job's, from job_new_id(); NULL: a new one */
 	const char *traceparent;        /* the caller's header; NULL: none */
 	const char *request_id;         /* for the log; NULL: none */
 	const json_t *parent;           /* of a chain's step: {"chain","execution","step","depth"}; copied; NULL: none */
@@ -39,6 +40,9 @@ struct job_request {
  * and has space, writes the journal, then calls back. existing: an earlier request with this key made the job. */
 typedef void (*job_created_fn)(void *user, enum err e, const char *id, bool existing);
 void job_create(struct server *s, const struct job_request *rq, job_created_fn fn, void *user);
+
+/* Has a request with this key made a job here, or is it being worked on? */
+bool job_key_is_known(struct server *s, const struct job_request *rq);
 
 /* dry_run=true: plans on a gang, writes nothing, is not listed. plan: what GET …/plan would show. */
 typedef void (*job_planned_fn)(void *user, enum err e, const json_t *plan);

@@ -107,6 +107,11 @@ static FALLIBLE enum err check_now(struct creation *c)
 	return job_state_dict_op_check(j);
 }
 
+static size_t name_key(char out[KEY_MAX + 16], uid_t uid, struct str key)
+{
+	return (size_t)snprintf(out, KEY_MAX + 16, "%u:%.*s", uid, (int)key.n, key.p);
+}
+
 static FALLIBLE enum err check_key(struct creation *c, const struct job_request *rq)
 {
 	struct journal_key key = { .scope = "job", .uid = rq->who.uid, .key = rq->idem.key };
@@ -118,8 +123,8 @@ static FALLIBLE enum err check_key(struct creation *c, const struct job_request 
 		return ERR(VALIDATION_FAILED, "an Idempotency-Key has at most %d bytes", KEY_MAX);
 	memcpy(c->key, rq->idem.key.p, rq->idem.key.n);
 	c->digest = journal_digest(rq->idem.body);
-	int n = snprintf(c->node_key, sizeof c->node_key, "%u:%s", rq->who.uid, c->key);
-	if (map_object(&c->server->jobs->keys, (struct str){ c->node_key, (size_t)n }))
+	size_t n = name_key(c->node_key, rq->who.uid, rq->idem.key);
+	if (map_object(&c->server->jobs->keys, (struct str){ c->node_key, n }))
 		return ERR(IDEMPOTENCY_IN_FLIGHT, "the first request with this key is still being worked on");
 	TRY(journal_read_key(c->server->journal, &key, &found));
 	if (found && key.digest != c->digest)
@@ -128,7 +133,7 @@ static FALLIBLE enum err check_key(struct creation *c, const struct job_request 
 		snprintf(c->existing, sizeof c->existing, "%.*s", JOB_ID_LEN, key.resource);
 		return OK;
 	}
-	TRY(map_add(&c->server->jobs->keys, (struct str){ c->node_key, (size_t)n }, c));
+	TRY(map_add(&c->server->jobs->keys, (struct str){ c->node_key, n }, c));
 	c->keyed = true;
 	return OK;
 }
@@ -448,6 +453,20 @@ static uid_t owner_of(const struct job_request *rq)
 	return by_token && !makes_state_dict ? geteuid() : rq->who.uid;
 }
 
+bool job_key_is_known(struct server *s, const struct job_request *rq)
+{
+	struct journal_key key = { .scope = "job", .uid = owner_of(rq), .key = rq->idem.key };
+	char name[KEY_MAX + 16];
+	bool found = false;
+
+	if (rq->idem.key.n > KEY_MAX)
+		return false;
+	found = map_object(&s->jobs->keys, (struct str){ name, name_key(name, key.uid, key.key) });
+	if (!found && journal_read_key(s->journal, &key, &found))
+		err_clear(); /* job_create() tells */
+	return found;
+}
+
 /* ---- aliases ---- */
 
 static void start(struct creation *c)
@@ -579,6 +598,8 @@ static void begin(struct server *s, const struct job_request *asked, struct crea
 		loop_later(s->loop, finish_later, c, e);
 		return;
 	}
+	if (rq->id)
+		memcpy(c->job->id, rq->id, sizeof c->job->id);
 	c->job->parent = json_deep_copy(rq->parent);
 	c->job->dry_run = c->planned != NULL;
 	c->job->planned = c->planned;

@@ -100,7 +100,7 @@ ORDER = {
         job_create job_ops job_drain
         job_all
         etcd
-        cluster_forward cluster_images cluster_take
+        cluster_forward cluster_images cluster_take cluster_keys
         cluster_jobs
         cluster_nodes cluster
         webhook_queue webhook
@@ -127,6 +127,7 @@ ORDER = {
         h_common
         relay
         forward
+        claim
         h handlers.h
         routes
         dispatch

@@ -152,13 +152,30 @@ int jobs_check(const struct command *self, struct client *c, const struct args *
 	return loads ? EXIT_DONE : EXIT_DIFFERS;
 }
 
+static bool any_has(const json_t *jobs, const char *key)
+{
+	const json_t *one;
+	size_t i;
+
+	json_array_foreach(jobs, i, one)
+		if (json_object_get(one, key))
+			return true;
+	return false;
+}
+
+/* Only jobs of a cluster have a node, and few were ever taken over. */
 static void print_jobs(const json_t *page)
 {
-	static const char *const columns[] = { "ID=id", "KIND=kind", "STATE=state", "STAGE=stage", "SOURCE=source|a:ref",
-					       "TARGET=target|b:ref", "DONE=progress.bytes_done:bytes",
-					       "TOTAL=progress.bytes_total:bytes", "CREATED=created_at", NULL };
+	const char *columns[12] = { "ID=id", "KIND=kind", "STATE=state", "STAGE=stage", "SOURCE=source|a:ref", "TARGET=target|b:ref",
+				    "DONE=progress.bytes_done:bytes", "TOTAL=progress.bytes_total:bytes", "CREATED=created_at" };
+	const json_t *jobs = json_object_get(page, "jobs");
+	size_t n = 9;
 
-	show_table(json_object_get(page, "jobs"), columns);
+	if (any_has(jobs, "node"))
+		columns[n++] = "NODE=node";
+	if (any_has(jobs, "taken_over"))
+		columns[n++] = "TAKEN-OVER=taken_over:count";
+	show_table(jobs, columns);
 }
 
 int jobs_list(const struct command *, struct client *c, const struct args *a)
@@ -174,7 +191,8 @@ int jobs_list(const struct command *, struct client *c, const struct args *a)
 static void print_job(const json_t *job)
 {
 	static const char *const rows[] = { "id", "kind", "state", "stage", "created_at", "started_at", "finished_at",
-					    "milestones.snapshotted", "milestones.durable", NULL };
+					    "milestones.snapshotted", "milestones.durable", "node", NULL };
+	static const char *const takeovers[] = { "TAKEN-OVER=at", "FROM=from", "TO=to", "WHY=why", NULL };
 	static const char *const columns[] = { "RANK=rank", "DONE=bytes_done:bytes", "TOTAL=bytes_total:bytes", NULL };
 	const json_t *ranks = show_at(job, "progress.ranks"), *result = json_object_get(job, "result");
 	char x[32], y[32];
@@ -190,6 +208,10 @@ static void print_job(const json_t *job)
 	if (show_number(job, "progress.bytes_total") > 0)
 		show_say("%-12s %s of %s\n", "bytes", show_bytes(show_number(job, "progress.bytes_done"), x),
 		       show_bytes(show_number(job, "progress.bytes_total"), y));
+	if (json_is_true(json_object_get(job, "node_away")))
+		show_say("%-12s the node is away: this is what it told last\n", "");
+	if (json_array_size(json_object_get(job, "taken_over")) > 0)
+		show_table(json_object_get(job, "taken_over"), takeovers);
 	if (json_array_size(ranks) > 0)
 		show_table(ranks, columns);
 	if (json_object_size(result) > 0)

@@ -1,6 +1,7 @@
 """Jobs of a node that is away: any node answers for them, and another node takes over those that need only shared storages. A real etcd,
 and daemons that share a folder; one is killed or paused."""
 import os
+import re
 import signal
 import time
 
@@ -40,6 +41,10 @@ def test_a_job_of_a_dead_node_is_taken_over(pair):
     assert end["state"] == "succeeded", end
     assert end["node"] == "b" and [(t["from"], t["to"]) for t in end["taken_over"]] == [("a", "b")], end
     assert b.api.run("verify", source={"storage": "main", "name": "dst"}, level="digest")
+    shown = b.ctl("job", job).stdout
+    assert re.search(r"^node +b$", shown, re.M) and re.search(r"TAKEN-OVER +FROM +TO +WHY\n\S+Z +a +b +the lease", shown), shown
+    rows = {row.split()[0]: row.split() for row in b.ctl("jobs").stdout.splitlines()}
+    assert rows["ID"][-2:] == ["NODE", "TAKEN-OVER"] and rows[job][-2:] == ["b", "1"], rows
     a.start()
     lib.wait_for(lambda: a.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b", 20, "a has asked etcd")
     assert [j["id"] for j in a.api.get("/v1/jobs").ok(200)["jobs"]].count(job) == 1

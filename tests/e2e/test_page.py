@@ -101,8 +101,14 @@ def test_a_job_appears_and_moves_without_reload(page, fake):
     line.get_by_role("link").click()
     expect(page.locator("#h-job")).to_have_text(f"Job {job(1)['id']}")
     fake.plans[job(1)["id"]] = {"files": [{"name": "__0_0.distcp"}]}
-    fake.put_job(job(1, "succeeded", finished_at="2026-01-01T00:00:11Z", result={"bytes_written": 104857600},
-                     progress=progress(100 * MIB, 100 * MIB, 4)))
+    expect(page.locator("#job-facts")).not_to_contain_text("Node")
+    moved = {"from": "host-1", "to": "host-2", "at": "2026-01-01T00:00:05Z", "attempt": 1, "why": "the lease of its node was over"}
+    fake.put_job(job(1, "succeeded", finished_at="2026-01-01T00:00:11Z", result={"bytes_written": 104857600}, node="host-2",
+                     taken_over=[moved], progress=progress(100 * MIB, 100 * MIB, 4)))
+    expect(page.locator("#job-taken-over li")).to_have_count(1)
+    expect(page.locator("#job-taken-over")).to_contain_text("from host-1 to host-2")
+    expect(page.locator("#job-taken-over")).to_contain_text("the lease of its node was over")
+    expect(page.locator("#job-facts")).to_contain_text("Node")
     expect(page.locator("#job-result")).to_contain_text('"bytes_written": 104857600')
     expect(page.locator("#job-plan")).to_contain_text("__0_0.distcp")
     expect(page.locator("#announce")).to_contain_text("succeeded")

@@ -75,11 +75,16 @@ function whatLinked(job) {
 	return both.flatMap((r, i) => [i ? (spec.a ? " ↔ " : " → ") : null, refLink(r)]);
 }
 
+/** From which nodes the job has come: a node that is away loses its jobs to others. */
+const takeovers = (job) => (job.taken_over?.length ? h("ul", { class: "plain", id: "job-taken-over" }, job.taken_over.map((t) =>
+	h("li", {}, `from ${t.from} to ${t.to}, `, when(t.at), `: ${t.why}`))) : null);
+
 function facts(job) {
 	return fact([["Kind", job.kind], ["What", whatLinked(job)], ["State", state(job.state)], ["Stage", job.stage],
 		["Waits for", job.waits_for ? `${job.waits_for.kind} ${job.waits_for.target}, ${job.waits_for.ahead} ahead` : null],
 		["Created", when(job.created_at)], ["Started", job.started_at ? when(job.started_at) : null],
 		["Finished", job.finished_at ? when(job.finished_at) : null], ["Took", took(job) >= 0 ? summary(job) : null], ["Attempt", job.attempt],
+		["Node", job.node ? `${job.node}${job.node_away ? " (away)" : ""}` : null], ["Taken over", takeovers(job)],
 		["Snapshotted", milestone(job, "snapshotted")], ["Durable", milestone(job, "durable")],
 		["Chain", job.parent ? `${job.parent.chain}, step ${job.parent.step}` : null],
 		["Labels", Object.entries(job.labels || {}).map(([k, v]) => `${k}=${v}`).join(", ")]]);
