@@ -80,8 +80,11 @@ static enum err recall_save(void *user, const struct journal_job *row)
 {
 	struct job_load l = { .server = user };
 
-	if (job_load_row(&l, row) == OK)
+	if (job_load_row(&l, row) == OK) {
 		state_dict_recall(l.server->state_dicts, &l.job->spec.source, l.job->id, &l.job->spec.target);
+		for (size_t i = 0; i < l.job->spec.parts.n; i++)
+			state_dict_recall(l.server->state_dicts, &l.job->spec.parts.v[i], l.job->id, &l.job->spec.target);
+	}
 	err_clear();
 	job_free(l.job);
 	return OK;

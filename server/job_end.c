@@ -322,6 +322,8 @@ void job_end(struct job *j, enum job_state state)
 			j->durable_ms = j->finished_ms;
 		if (j->kind == JOB_SAVE && j->source_use)
 			state_dict_saved(j->source_use, j->id, &j->spec.target);
+		for (uint32_t i = 0; j->kind == JOB_SAVE && i < j->part_count; i++)
+			state_dict_saved(j->part_uses[i], j->id, &j->spec.target);
 		if (j->bytes_total > j->bytes_done)
 			j->bytes_done = j->bytes_total;
 		if (j->made_use)

@@ -127,6 +127,8 @@ class Peer:
         for name in ("async.first", "async"):
             path = self.new(who)
             self.timed(who, name, dcp.async_save, self.state, **self.writer(who, path)).result()
+            if name == "async":
+                self.timed(who, "load.after_async", dcp.load, self.state, **self.reader(who, path))
             self.remove(who, path)
 
     def loads(self, who, path):

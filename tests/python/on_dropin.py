@@ -4,7 +4,7 @@ import warnings
 
 import torch
 
-__all__ = ["dropin_save", "dropin_load", "dropin_fails", "dropin_rank_local", "dropin_coordinator",
+__all__ = ["dropin_save", "dropin_load", "dropin_from_memory", "dropin_fails", "dropin_rank_local", "dropin_coordinator",
            "dropin_cached_plans", "dropin_local_again", "dropin_refused", "dropin_unstaged"]
 
 
@@ -57,6 +57,20 @@ def dropin_load(pg, rank, path, specs):
         want = on_ranks.distribute_tensor(on_ranks.whole(s[0], i), on_ranks.mesh_of(pg, s[1]), s[2])
         assert sd[k] is held[k] and torch.equal(sd[k].to_local(), want.to_local()), k
     assert torch.equal(sd["plain"], on_ranks.whole((3, 2), 99)) and sd["value"] == {"step": 7, "betas": (0.9, 0.99)}
+
+
+def dropin_from_memory(pg, rank, path, specs):
+    """Saves with async_save and loads; bytes of tensors that this rank read itself, and those of them that came from memory."""
+    from dcpd import _direct
+
+    dropin_save(pg, rank, path, specs, None, "async")
+    least, before = _direct.AVERAGE_MIN, dict(_direct.counts)
+    _direct.AVERAGE_MIN = 0
+    try:
+        dropin_load(pg, rank, path, specs)
+    finally:
+        _direct.AVERAGE_MIN = least
+    return _direct.counts["bytes"] - before["bytes"], _direct.counts["memory"] - before["memory"]
 
 
 def dropin_fails(pg, rank, path, where):

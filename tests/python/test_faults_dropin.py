@@ -12,6 +12,7 @@ import dcpd
 from dcpd import _daemon, _http
 from dcpd import client as C
 from dcpd.torch import StorageReader, StorageWriter, _items, _lane
+from test_faults import kept_for_loads
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -52,6 +53,12 @@ def path(d):
 
 def ours(d):
     return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"].startswith("py-")]
+
+
+def lists(d, others=()):
+    """State dicts of saves that say what lies where: nobody loads those."""
+    return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"] in set(ours(d)).difference(others)
+            and s["on_owner_death"] == {"drop": True}]
 
 
 def segments(d):
@@ -118,6 +125,8 @@ def test_trainer_killed(at, victims, path, where, how):
     if where == "wait" and how in ("save", "async"):
         lib.wait_for(lambda: path.stat().st_ino != before, 10, "the save goes on without its trainer")
         assert load(path) == 2
+        lib.wait_for(lambda: not lists(at, mine), 20, "the list of its items goes, the data stay")
+        kept_for_loads(at, mine)
     else:
         assert load(path) == 1
     lib.wait_for(lambda: set(ours(at)) <= mine, 20, "the state dicts of the dead")
@@ -179,7 +188,8 @@ print("ok")
 
 def test_fork_after_connect(d, script, path):
     assert script(FORK, path).stdout == "ok\n"
-    lib.wait_for(lambda: not ours(d), 20, "the child's, which it did not give back")
+    lib.wait_for(lambda: not lists(d), 20, "the child's, which it did not give back")
+    kept_for_loads(d)
 
 
 # ---- the daemon ----

@@ -5,11 +5,13 @@ import pathlib
 import harness as lib
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from lib_direct import always, direct, folder, like, same, tensors  # noqa: F401
 from test_faults import ours
 
 import dcpd
 from dcpd import _direct, _session
+from dcpd.torch import StorageReader, StorageWriter, _lane
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 SIZE = 800_000  # bytes of tensors()
@@ -121,10 +123,6 @@ def test_parts_and_other_cuts(at, always):
 
 
 def test_dropins_reader(at):
-    import torch.distributed.checkpoint as dcp
-
-    from dcpd.torch import StorageReader
-
     sd = tensors()
     ref = saved(sd)
     into = like(sd)
@@ -134,17 +132,106 @@ def test_dropins_reader(at):
     assert seen.memory == SIZE
 
 
+# ------------------------------------------------------------------------------------------------------- saves of the drop-in
+
+
+def dropins(sd):
+    ref = f"main:{lib.fresh()}"
+    dcp.async_save(sd, storage_writer=StorageWriter(ref), no_dist=True).result(60)
+    return ref
+
+
+@pytest.mark.parametrize("by", ["drop-in", "dcpd"])
+def test_async_saves_of_the_dropin(at, by):
+    sd = {**tensors(), "columns": torch.arange(60_000, dtype=torch.bfloat16).reshape(300, 200).t()}
+    ref = dropins({"model": sd, "lr": 0.1})
+    into = {"model": like(sd), "lr": 0.0}
+    into["model"]["columns"] = torch.zeros(200, 300, dtype=torch.bfloat16)
+    with direct(at) as seen:
+        if by == "dcpd":
+            dcpd.load(ref, into=into)
+        else:
+            dcp.load(into, storage_reader=StorageReader(ref), no_dist=True)
+    same(into["model"], sd)
+    assert into["lr"] == 0.1 and seen.memory == seen.bytes == SIZE + 120_000
+    ours, into = into, {"model": like(into["model"]), "lr": 0.0}
+    dcp.load(into, storage_reader=dcp.FileSystemReader(folder(at, ref)), no_dist=True)
+    same(ours["model"], into["model"])
+
+
+def test_a_view_of_a_dropins_snapshot_has_its_tensors(at):
+    sd = tensors()
+    dropins(sd)
+    lane = next(x for x in _lane._lanes if x.use == "data")
+    with dcpd.attach(lane.name) as view:
+        same(view, sd)
+
+
+def test_a_dropins_snapshot_with_too_many_names_is_read_from_the_files(at, always, monkeypatch):
+    sd = tensors(60, 100)
+    monkeypatch.setattr(_lane, "head_for", lambda *_: _lane.HEAD)
+    ref = dropins(sd)
+    into = like(sd)
+    with direct(at) as seen:
+        dcp.load(into, storage_reader=StorageReader(ref), no_dist=True)
+    same(into, sd)
+    assert (seen.bytes, seen.memory) == (60 * 400, 0)
+
+
+def test_the_next_snapshot_of_the_dropin_takes_the_lane(at):
+    sd = tensors()
+    ref = dropins(sd)
+    dropins({k: t + 1 for k, t in sd.items()})
+    into = like(sd)
+    with direct(at) as seen:
+        dcp.load(into, storage_reader=StorageReader(ref), no_dist=True)
+    same(into, sd)
+    assert (seen.bytes, seen.memory) == (SIZE, 0)
+
+
+def test_ranks_async_saves_of_the_dropin(ranks, d):
+    import on_ranks
+    from test_ranks import FOUR
+
+    for read, memory in ranks(on_ranks.dropin_from_memory, f"main:{lib.fresh()}", FOUR):
+        assert read == memory > 0
+
+
+def test_a_restarted_daemon_knows_the_dropins_snapshots(own):
+    d = own()
+    sd = tensors()
+    ref = dropins(sd)
+    d.kill()
+    d.start()
+    into = like(sd)
+    with direct(d) as seen:
+        dcp.load(into, storage_reader=StorageReader(ref), no_dist=True)
+    same(into, sd)
+    assert seen.memory == SIZE
+
+
+# ------------------------------------------------------------------------------------------------------- the trainer dies
+
 CRASH = """
 import dcpd, os, signal, sys, torch
+from dcpd.torch import StorageWriter
+dcpd._session.LEASE_SECONDS = 1
 sd = {f"w{i}": torch.arange(50_000, dtype=torch.float32) + 1000 * i for i in range(4)}
-dcpd.async_save(sd, sys.argv[1]).result(60)
+if sys.argv[2] == "dcpd":
+    dcpd.async_save(sd, sys.argv[1]).result(60)
+else:
+    torch.distributed.checkpoint.async_save(sd, storage_writer=StorageWriter(sys.argv[1]), no_dist=True).result(60)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_resume_after_a_crash_costs_a_copy(d, at, script):
+@pytest.mark.parametrize("by", ["dcpd", "drop-in"])
+def test_resume_after_a_crash_costs_a_copy(d, at, script, by):
     ref = f"main:{lib.fresh()}"
-    assert script(CRASH, ref, check=False).returncode == -9
+    assert script(CRASH, ref, by, check=False).returncode == -9
+    records = lambda: [d.api.get(f"/v1/state-dicts/{n}").ok(200) for n in ours(d)]
+    lib.wait_for(lambda: all(r.get("orphaned_at") and s["state"] == "free" for r in records() for k in r["ranks"] for s in k["slots"]), 20,
+                 "its owner is dead, and what is saved is nobody's")
     into = like(tensors())
     with direct(at) as seen:
         dcpd.load(ref, into=into)

@@ -53,34 +53,39 @@ def _dumps(x: Any) -> str:
 
 
 class Layout:
-    """Where the chunks of one structure lie in an image: tensors at multiples of 4096, filler between them.
+    """Where the chunks of one structure lie in an image: tensors at multiples of 4096, filler between them; or at `places`, in ascending
+    order and without overlaps, of `data_bytes` bytes of data.
 
     positions[i], sizes[i]: offset of chunk i from the start of the data, and its bytes; data_bytes: all of the data. The header's text
     is made once; only the values in it are new each time.
     """
 
-    def __init__(self, chunks: Sequence[ChunkSpec], paths: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(self, chunks: Sequence[ChunkSpec], paths: Mapping[str, Sequence[Any]], places: Optional[Sequence[int]] = None,
+                 data_bytes: int = 0) -> None:
         self.chunks = list(chunks)
-        self.positions: List[int] = []
         self.sizes = [c.nbytes for c in self.chunks]
+        if places is None:
+            places, data_bytes = self._pages(self.sizes)
+        self.positions = list(places)
+        self.data_bytes = data_bytes
         entries: List[str] = []
         listed: Dict[str, Any] = {}
         taken: Dict[str, int] = {}
         names = {c.fqn for c in chunks}
-        pos = pads = 0
-        for c, n in zip(self.chunks, self.sizes):
+        end = pads = 0
+        for c, n, pos, then in zip(self.chunks, self.sizes, self.positions, [*self.positions[1:], data_bytes]):
+            if end < pos:  # before the first one
+                entries.append(self._filler(pads, end, pos))
+                pads += 1
             name = self._entry_name(c.fqn, taken, names)
-            self.positions.append(pos)
             entries.append(self._entry(name, c, pos, n))
             more = self._more(name, c)
             if more:
                 listed[name] = more
-            pos += n
-            gap = -pos % PAGE
-            if gap:
-                entries.append(f'"{PAD}{pads}":{{"dtype":"U8","shape":[{gap}],"data_offsets":[{pos},{pos + gap}]}}')
-                pads, pos = pads + 1, pos + gap
-        self.data_bytes = pos
+            if pos + n < then:
+                entries.append(self._filler(pads, pos + n, then))
+                pads += 1
+            end = then
         self._paths = {k: list(p) for k, p in paths.items() if len(p) != 1 or p[0] != k}
         # a string inside a string: what is escaped piece by piece is escaped as a whole
         head = '{"version":1'
@@ -91,6 +96,19 @@ class Layout:
         self._dcpd = _dumps(head)[1:-1]
         self._entries = (("," if entries else "") + ",".join(entries) + "}").encode("utf-8", "surrogatepass")
         self._last: Tuple[str, int, bytes] = ("", -1, b"")
+
+    @staticmethod
+    def _pages(sizes: Sequence[int]) -> Tuple[List[int], int]:
+        """Places at multiples of 4096, and where the last chunk's page ends."""
+        places, at = [], 0
+        for n in sizes:
+            places.append(at)
+            at += n + -n % PAGE
+        return places, at
+
+    @staticmethod
+    def _filler(number: int, begin: int, end: int) -> str:
+        return f'"{PAD}{number}":{{"dtype":"U8","shape":[{end - begin}],"data_offsets":[{begin},{end}]}}'
 
     @staticmethod
     def _entry_name(fqn: str, taken: Dict[str, int], names: "set[str]") -> str:

@@ -12,6 +12,7 @@ import operator
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .. import _copy, _dtypes
+from ..image import ChunkSpec
 
 _CUT_BYTES, _CUT_MAX = 1 << 20, 4096
 
@@ -28,6 +29,7 @@ class Entry(NamedTuple):
     sizes: Optional[Tuple[int, ...]]
     results: List[Tuple[Any, int]]  # (index, length if it is not the whole item) of each write item that it holds
     transforms: Optional[List[str]]
+    spec: Optional[ChunkSpec] = None  # of a tensor that goes there as it is
 
 
 def item_size(item: Any) -> int:
@@ -151,7 +153,8 @@ def _tensor(file: str, item: Any, t: Any, extensions: Sequence[Any]) -> Entry:
 
         data, names = transformed(extensions, write)
         return Entry(file, False, data, len(data), item.index.fqn, None, None, [(item.index, -1)], names or None)
-    return Entry(file, False, t, t.numel() * t.element_size(), item.index.fqn, name, tuple(t.shape), [(item.index, -1)], None)
+    spec = ChunkSpec(item.index.fqn, name, tuple(said.size), tuple(said.chunk.offsets), tuple(t.shape))
+    return Entry(file, False, t, t.numel() * t.element_size(), item.index.fqn, name, spec.sizes, [(item.index, -1)], None, spec)
 
 
 def _safetensors(file: str, items: Sequence[Any], planner: Any) -> Entry:
@@ -200,7 +203,6 @@ def fill(base: Any, into: _copy.Into, jobs: Sequence[Tuple[int, Entry]]) -> None
 def pour(lane: Any, jobs: Sequence[Tuple[int, Entry]]) -> None:
     """Entries, in the order of their places in the image, into a lane's ring; and says that this was all."""
     from .. import _tensors
-    from ..image import ChunkSpec
     import torch
 
     ring = lane.ring

@@ -14,12 +14,13 @@ import os
 import struct
 import threading
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .. import _copy, _early, _group, _ring, _session, errors, image
 from ..client import Client
 
-HEAD = 4096      # of a lane's image; the data follows
+HEAD = 4096      # of a lane's image, at least; the data follows
+_NAMED, _NAMES = 256, 2  # of a header that names tensors: bytes for each, and times that it has each name
 LARGE = 128 << 10  # from here on items begin on a page, so that they are written straight from the segment
 SMALL_ALIGN = 64
 
@@ -40,9 +41,14 @@ def place(at: int, nbytes: int) -> Tuple[int, int]:
     return begin, begin + nbytes
 
 
+def head_for(tensors: int, names: int) -> int:
+    """Bytes of a header that says of so many tensors, whose names have so many bytes together, where they lie."""
+    return -(-(HEAD // 2 + _NAMED * tensors + _NAMES * names) // HEAD) * HEAD
+
+
 class Lane:
     def __init__(self, client: Client, use: str) -> None:
-        self.client, self.use, self.size = client, use, 0
+        self.client, self.use, self.size, self.head = client, use, 0, HEAD
         self._begin()
         self.taken = True
         self.holder: Optional[threading.Thread] = None
@@ -53,10 +59,13 @@ class Lane:
         self.place: Dict[str, int] = {}    # of the ring
         self.whole = 0                     # the image that goes through it
         self.segment = ""
+        self._layout: Optional[image.Layout] = None
 
     def _begin(self) -> None:
+        """If the owner dies, data that a job has saved stay for loads; each seal says that others go."""
         self.name, self.generation, self.sealed = _session.new_name(), 0, False
-        self.client.state_dicts.create(self.name, 1, 1, lease_seconds=_session.LEASE_SECONDS, on_owner_death={"drop": True})
+        death = {} if self.use == "data" else {"on_owner_death": {"drop": True}}
+        self.client.state_dicts.create(self.name, 1, 1, lease_seconds=_session.LEASE_SECONDS, **death)
         self.session = _session.Session(self.client, self.name, 0, 1, True, 1)
         _session.keep(self.session, _Key(self.name))  # type: ignore[arg-type]
 
@@ -68,10 +77,10 @@ class Lane:
     def alive(self) -> bool:
         return self.session in _session.all_sessions()
 
-    def open(self, size: int) -> None:
-        """Room for `size` bytes of a new generation."""
-        self._reserve(HEAD + size)
-        self.token = None
+    def open(self, size: int, head: int = HEAD) -> None:
+        """Room for `size` bytes of a new generation behind a header of at most `head`."""
+        self._reserve(head + size)
+        self.head, self.token = head, None
 
     def _reserve(self, size: int) -> None:
         self._give_back()
@@ -141,15 +150,33 @@ class Lane:
 
     # ---- whole ----
 
-    def _put_head(self, n: int) -> None:
-        text = json.dumps({"data": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
-        self.map[:HEAD] = struct.pack("<Q", HEAD - 8) + text + b" " * (HEAD - 8 - len(text))
+    def _put_head(self, n: int, text: bytes = b"") -> None:
+        text = text or json.dumps({"data": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
+        self.map[:self.head] = struct.pack("<Q", self.head - 8) + text.ljust(self.head - 8)
 
-    def seal(self) -> None:
+    def seal(self, named: Sequence[Tuple[int, image.ChunkSpec]] = ()) -> None:
+        """named: tensors, and where they begin: a load of what is saved from here finds them by the header. Too many: it has none."""
         if self.sealed:
             return
-        self._put_head(self.size - HEAD)
+        self._put_head(self.size - self.head, self._names(named))
         self._seal()
+
+    def _names(self, named: Sequence[Tuple[int, image.ChunkSpec]]) -> bytes:
+        places: List[int] = []
+        chunks: List[image.ChunkSpec] = []
+        end = 0
+        for at, spec in sorted(named, key=lambda x: x[0]):
+            if at - self.head >= end:  # what several items share has the first one's name
+                places.append(at - self.head)
+                chunks.append(spec)
+                end = places[-1] + spec.nbytes
+        if not chunks:
+            return b""
+        if self._layout is None or self._layout.positions != places or self._layout.chunks != chunks \
+                or self._layout.data_bytes != self.size - self.head:
+            self._layout = image.Layout(chunks, {}, places, self.size - self.head)
+        text = self._layout.header({})[8:].rstrip()
+        return text if len(text) <= self.head - 8 else b""
 
     def put_image(self, data: bytes) -> None:
         """A whole image of somebody else's making: in the generation that the lane was taken with, if there is room."""
@@ -166,13 +193,14 @@ class Lane:
         self._seal()
 
     def _seal(self) -> None:
+        wish = {"drop": True} if self.use == "data" else None
         try:
-            self.client.state_dicts.seal(self.name, 0, self.generation, self.size)
+            self.client.state_dicts.seal(self.name, 0, self.generation, self.size, wish)
         except (errors.NotFound, errors.RequestRefused) as e:
             if e.code not in ("not_found", "state_conflict"):
                 raise
             self._move(e.code == "not_found")
-            self.client.state_dicts.seal(self.name, 0, self.generation, self.size)
+            self.client.state_dicts.seal(self.name, 0, self.generation, self.size, wish)
         self.sealed = True
 
     def _move(self, begin: bool) -> None:
@@ -210,15 +238,15 @@ def _fresh_process() -> None:
         _pid = os.getpid()
 
 
-def take(client: Client, size: int, use: str = "data") -> Lane:
-    """A lane with room for `size` bytes: a free one that is large enough if there is one, the smallest of them. use: the list of a save
-    ("list") comes from other lanes than its data, which the same thread has just handed over."""
+def take(client: Client, size: int, use: str = "data", head: int = HEAD) -> Lane:
+    """A lane with room for `size` bytes behind a header of `head`: a free one that is large enough if there is one, the smallest of them.
+    use: the list of a save ("list") comes from other lanes than its data, which the same thread has just handed over."""
     with _guard:
         _fresh_process()
         for dead in [x for x in _lanes if not x.alive()]:
             _lanes.remove(dead)
         free = [x for x in _lanes if x.use == use and x.client.url == client.url and x.free()]
-        free.sort(key=lambda x: (x.size < HEAD + size, x.size if x.size >= HEAD + size else -x.size))
+        free.sort(key=lambda x: (x.size < head + size, x.size if x.size >= head + size else -x.size))
         lane = free[0] if free else None
         if lane is not None:
             lane.taken = True
@@ -228,7 +256,7 @@ def take(client: Client, size: int, use: str = "data") -> Lane:
             with _guard:
                 _lanes.append(lane)
         try:
-            lane.open(size)
+            lane.open(size, head)
             return lane
         except errors.NotFound:
             lane.drop()

@@ -9,6 +9,9 @@ from ..client import Client
 from . import _items, _lane
 
 
+_KEY = 8  # bytes of a name for a number in a list, or for a key that is no string
+
+
 class _Twins:
     """Walks a state dict twice in the same order: first to see what is there, then to build its twin. Plain tensors come first
     in every choice: there are ten thousand of them, and the trainer waits."""
@@ -20,26 +23,30 @@ class _Twins:
         self.plain = frozenset((torch.Tensor, torch.nn.Parameter))
         self.found: List[Any] = []   # tensors that a segment can hold
         self.odd: List[bool] = []    # of every tensor: it cannot
+        self.names = 0               # bytes of all names of those found, as PyTorch flattens them
         self._views: Iterator[Any] = iter(())
         self._odd: Iterator[bool] = iter(())
 
     # ---- what is there
 
-    def look(self, x: Any) -> None:
+    def look(self, x: Any, name: int = 0) -> None:
+        """name: bytes of the names that lead here."""
         if type(x) in self.plain:
             self._note(x)
+            self.names += name
         elif isinstance(x, self.torch.Tensor):
             for t in self._locals(x):
                 if type(t) not in self.plain:
                     t = t.detach()
                     t = t.wait() if hasattr(t, "wait") else t
                 self._note(t)
+                self.names += name
         elif isinstance(x, dict):
-            for v in x.values():
-                self.look(v)
+            for k, v in x.items():
+                self.look(v, name + 1 + (len(k) if isinstance(k, str) else _KEY))
         elif isinstance(x, (list, tuple)):
             for v in x:
-                self.look(v)
+                self.look(v, name + _KEY)
 
     def _locals(self, x: Any) -> List[Any]:
         kind = type(x).__name__
@@ -108,11 +115,11 @@ def _dtensor(x: Any, local: Any) -> Any:
     return type(x)(local, x._spec, requires_grad=False)  # from_local would move it back to the mesh's device
 
 
-def _places(sizes: List[int]) -> Tuple[List[int], int]:
+def _places(head: int, sizes: List[int]) -> Tuple[List[int], int]:
     places, at = [], 0
     for n in sizes:
         begin, at = _lane.place(at, n)
-        places.append(_lane.HEAD + begin)
+        places.append(head + begin)
     return places, at
 
 
@@ -138,8 +145,9 @@ def stage(client: Client, state_dict: Any) -> Any:
     twins = _Twins()
     twins.look(state_dict)
     sizes = [t.numel() * t.element_size() for t in twins.found]
-    places, total = _places(sizes)
-    lane = _lane.take(client, total)
+    head = _lane.head_for(len(sizes), twins.names)
+    places, total = _places(head, sizes)
+    lane = _lane.take(client, total, head=head)
     try:
         buffer = lane.buffer()
         base = torch.frombuffer(buffer, dtype=torch.uint8)

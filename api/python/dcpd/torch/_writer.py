@@ -296,26 +296,29 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
             places.append(found)
             if found is None:
                 begin, at = _lane.place(at, e.nbytes)
-                copies.append((_lane.HEAD + begin, e))
+                copies.append((begin, e))
         lanes = {x[0].name: x[0] for x in places if x is not None}
         own: Optional[_lane.Lane] = None
         if copies:
-            own = _lane.take(_where.resolve(self.path, make=True).client, at)
+            head = _lane.head_for(len(copies), sum(len(e.fqn) for _, e in copies))
+            own = _lane.take(_where.resolve(self.path, make=True).client, at, head=head)
             lanes[own.name] = own
+            copies = [(head + begin, e) for begin, e in copies]
+        rest = iter(copies)
+        where = [x if x is not None else (own, next(rest)[0]) for x in places]
         try:
             if own is not None:
                 base = torch.frombuffer(own.buffer(), dtype=torch.uint8)
                 _items.fill(base, own.into(), copies)
                 del base
             for lane in lanes.values():
-                lane.seal()
+                lane.seal([(at, e.spec) for (x, at), e in zip(where, entries) if x is lane and e.spec is not None and e.nbytes])
                 lane.hand_over()
         except BaseException:
             if own is not None:
                 own.let_go()
             raise
-        rest = iter(copies)
-        return self._results(rank, entries, [x if x is not None else (own, next(rest)[0]) for x in places])
+        return self._results(rank, entries, where)
 
     def _results(self, rank: int, entries: List[_items.Entry], places: Sequence[Any]) -> List[Any]:
         host = tuple(sorted(_lane.host().items()))
