@@ -234,7 +234,7 @@ static enum err restore_leftover(void *user, const char *name, unsigned char)
 	struct restore *r = user;
 	CLEANUP(fs_drop) int staging = -1;
 
-	if (!str_is(job_of(name), r->job) || str_starts(str_of(name), TRASH_PREFIX))
+	if (!str_is(job_of(name), r->job) || fence_is(name) || str_starts(str_of(name), TRASH_PREFIX))
 		return OK;
 	TRY(fs_open_dir(r->parent, name, &staging));
 	return posix_in_place_restore(staging, r->to);
