@@ -73,6 +73,8 @@ FALLIBLE enum err h_jobs_create(struct req *r)
 
 	TRY(req_query_bool(r, "dry_run", &dry_run));
 	TRY(spec_read(r->body, &spec));
+	if (spec.replica.job.p && !r->caller.is_node)
+		return ERR(FORBIDDEN, "replica is what nodes of a cluster ask of each other: a save's option neighbours does it");
 	if (!dry_run)
 		TRY(claim_is_known(r, spec.kind, &is_known));
 	if (!is_known)

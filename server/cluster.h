@@ -38,6 +38,8 @@ const char *cluster_other(const struct cluster *c, uint32_t *index_io);
 /* The node with the fewest jobs that takes work and has all of these storages. ERR_DRAINING: there is none. */
 FALLIBLE enum err cluster_taker(const struct cluster *c, const char *const *storages, size_t count, const char **node_out);
 bool cluster_is_drained(const struct cluster *c);
+/* The node that takes work and is the index-th behind this one, in a circle, by name; NULL: there are not so many. */
+const char *cluster_neighbour(const struct cluster *c, uint32_t index);
 
 /* ---- state dicts of other nodes (cluster_images.c) ---- */
 /* The header in which a node says for whom it asks: uid, scope, "1" for an administrator, name of the token. */

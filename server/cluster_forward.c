@@ -82,6 +82,20 @@ FALLIBLE enum err cluster_taker(const struct cluster *c, const char *const *stor
 	return OK;
 }
 
+const char *cluster_neighbour(const struct cluster *c, uint32_t index)
+{
+	uint64_t self = 0, n = c ? c->nodes.n : 0; /* etcd has them in the order of their names */
+
+	while (self < n && !is_self(c, &c->nodes.v[self]))
+		self++;
+	for (uint64_t i = 1; i < n; i++) {
+		const struct cluster_node *node = &c->nodes.v[(self + i) % n];
+		if (self < n && node->state == CLUSTER_JOINED && index-- == 0)
+			return node->name;
+	}
+	return NULL;
+}
+
 enum cluster_presence cluster_presence(const struct cluster *c, const char *node)
 {
 	if (strcmp(node, c->name) == 0)

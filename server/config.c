@@ -65,6 +65,9 @@ static const struct option table[] = {
 	{ "cluster-cert", TEXT, AT(cluster_cert), NULL, "FILE", "PEM certificate that etcd is shown" },
 	{ "cluster-key", TEXT, AT(cluster_key), NULL, "FILE", "its PEM key" },
 	{ "cluster-user", TEXT, AT(cluster_user), NULL, "FILE", "its first line is USER:PASSWORD, for etcd" },
+	{ "neighbour-memory", BYTES, AT(neighbour_memory), "0", "BYTES",
+	  "shared memory for copies of other nodes' checkpoints, within shm-limit; a percentage is of /dev/shm; 0: none are taken" },
+	{ "neighbour-keep", DURATION, AT(neighbour_keep_ms), "24h", "TIME", "such a copy goes after so long without a newer one" },
 	{ "web-root", TEXT, AT(web_root), NULL, "DIR", "serve the page's files from here, not from inside the program" },
 	{ "worker-path", TEXT, AT(worker_path), NULL, "FILE", "the worker program; default dcpd-worker beside this program" },
 	{ "io-engine", ENGINE, AT(io_engine), "auto", "auto|io_uring|threads", "how workers read and write" },
@@ -278,7 +281,7 @@ static FALLIBLE enum err set_value(const struct option *o, struct config *c, str
 			return webhook_address_parse(c->webhook_allow.items[c->webhook_allow.count - 1], &net);
 		return OK;
 	case BYTES:
-		return config_bytes(v, o->offset == AT(shm_limit) ? shm_bytes() : 0, (uint64_t *)field);
+		return config_bytes(v, o->offset == AT(job_memory) ? 0 : shm_bytes(), (uint64_t *)field);
 	case COUNT:
 		return set_count(v, o->offset != AT(token_rate), (uint64_t *)field);
 	case DURATION:

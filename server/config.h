@@ -51,6 +51,8 @@ struct config {
 	char *node, *advertise;                /* its name in the cluster, and HOST:PORT where the others reach it; checked */
 	char *cluster_prefix, *cluster_ca, *cluster_cert, *cluster_key, *cluster_user;
 	int64_t cluster_ttl_ms;                /* of a node's lease */
+	uint64_t neighbour_memory;             /* bytes for checkpoints of other nodes; 0: none are taken */
+	int64_t neighbour_keep_ms;             /* a replica that no newer one has replaced goes after so long */
 	char *web_root;                        /* NULL: the files inside the binary */
 	bool check_config, print_config, help, version;
 	char *doctor;                          /* "text", "json": what this host lacks, in this form; NULL: not asked */

@@ -232,7 +232,7 @@ static void note_milestone(struct flusher *f, const struct tier_entry *e)
 		err_clear();
 		return;
 	}
-	j->replicated_ms = e->at_ms;
+	j->replicated_ms = j->replicated_ms ? j->replicated_ms : e->at_ms; /* neighbours may have had it before */
 	job_changed(j);
 	job_write(j, NULL, NULL);
 	job_emit_state(j);

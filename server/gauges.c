@@ -151,6 +151,8 @@ void gauges_fill(const struct gauge_parts *s)
 	metrics_set(m, "dcpd_shm_bytes", "state=\"used\"", (double)used);
 	metrics_set(m, "dcpd_shm_bytes", "state=\"limit\"", (double)limit);
 	metrics_set(m, "dcpd_shm_bytes", "state=\"orphaned\"", (double)state_dict_orphaned(s->state_dicts));
+	metrics_set(m, "dcpd_neighbour_bytes", "state=\"used\"", (double)state_dict_replica_bytes(s->state_dicts));
+	metrics_set(m, "dcpd_neighbour_bytes", "state=\"limit\"", (double)s->neighbour_limit);
 	metrics_set(m, "dcpd_state_dicts", "", state_dict_count(s->state_dicts));
 	double lag = 0;
 	metrics_set(m, "dcpd_subscribers", "", state_dict_subscribers(s->state_dicts, &lag));

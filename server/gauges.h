@@ -21,6 +21,7 @@ struct gauge_parts {
 	const struct state_dicts *state_dicts;
 	const struct storages *storages;
 	const struct workers *workers;
+	uint64_t neighbour_limit;
 	int64_t started_ms;           /* wall clock */
 };
 

@@ -136,6 +136,8 @@ void job_free(struct job *j)
 	spec_free(&j->spec);
 	json_decref(j->progress_ranks);
 	json_decref(j->stages);
+	json_decref(j->replicas);
+	mem_free(j->replicas_short);
 	json_decref(j->trace);
 	json_decref(j->result);
 	json_decref(j->error);
@@ -298,6 +300,7 @@ static FALLIBLE enum err make_text(struct job *j, enum job_state state)
 	put_progress(j, job_state_ended(state), b);
 	for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
 		put_json(b, shown[i], json_object_get(j->request, shown[i]));
+	put_json(b, "replicas", j->replicas);
 	put_json(b, "stages", j->stages);
 	put_json(b, "parent", j->parent);
 	put_json(b, "trace", j->trace);
@@ -431,6 +434,7 @@ static void read_doc(struct job *j, const json_t *doc)
 	j->error = json_incref(json_object_get(doc, "error"));
 	j->parent = json_incref(json_object_get(doc, "parent"));
 	j->stages = json_incref(json_object_get(doc, "stages"));
+	j->replicas = json_incref(json_object_get(doc, "replicas"));
 	j->trace = json_incref(json_object_get(doc, "trace"));
 	j->cancel_wanted = json_is_true(json_object_get(doc, "cancelling"));
 	j->taken = json_incref(json_object_get(doc, "taken_over"));

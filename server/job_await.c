@@ -51,6 +51,8 @@ static void on_all_sealed(struct job *j, struct state_dict_use *use)
 	job_snapshotted(j);
 	j->alive_ms = clock_service_ms();
 	job_changed(j);
+	if (j->in_journal)
+		j->server->hooks->snapshotted(j);
 	if (j->step == STEP_AWAITING)
 		job_queue(j);
 	else if (j->step == STEP_ON_GANG)

@@ -325,6 +325,8 @@ static void on_journalled(void *user, enum err e)
 	}
 	j->in_journal = true;
 	log_info("job accepted", "job", j->id, "kind", kind_of(j->kind)->name, "target", j->target, NULL);
+	if (j->snapshotted_ms)
+		c->server->hooks->snapshotted(j);
 	job_queue(j);
 	finish(c, OK);
 }

@@ -250,7 +250,8 @@ static void on_end_journalled(void *user, enum err e)
 	state_dict_unuse(&j->made_use);
 	job_drop_sources(j);
 	mem_free(j->plan);
-	j->plan = NULL;
+	mem_free(j->replicas_short);
+	j->plan = j->replicas_short = NULL;
 	j->in_journal = true;
 	job_changed(j);
 	job_live_remove(j);
@@ -320,6 +321,8 @@ void job_end(struct job *j, enum job_state state)
 		bool unsynced = !j->spec.sync_files;
 		if (job_spec_writes_checkpoint(j) && !unsynced)
 			j->durable_ms = j->finished_ms;
+		if (j->replicas_short)
+			errdoc_warn(j->result, JOB_NOT_REPLICATED, j->replicas_short);
 		if (j->kind == JOB_SAVE && j->source_use)
 			state_dict_saved(j->source_use, j->id, &j->spec.target);
 		for (uint32_t i = 0; j->kind == JOB_SAVE && i < j->part_count; i++)

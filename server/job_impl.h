@@ -66,6 +66,8 @@ struct job {
 	json_t *request, *progress_ranks, *result, *error;
 	json_t *stages;             /* [{"stage","at"}] of this attempt, the first 32; NULL: none yet */
 	json_t *trace;              /* ids of its span (trace.h); NULL: of no trace */
+	json_t *replicas;           /* of a save: [{"node","state","state_dict","generation","why"}] at neighbours; NULL: none */
+	char *replicas_short;       /* … why there are fewer than asked for, until the result says it; NULL: nothing is known */
 	json_t *parent;             /* of a chain's step: which one; NULL: of none */
 	const char *verdict;        /* "verified", "damaged" …, found out by this attempt; NULL: nothing. Set at its end */
 	struct spec spec;           /* the request as C, which points into it */
@@ -226,6 +228,7 @@ const char *job_stage_label(const struct job *j);    /* its stage as a label's v
  * `same_tensors_as`. */
 #define STALE_SAVE "stale_save"
 void job_note_tensors(struct job *j);
+#define JOB_NOT_REPLICATED "not_replicated"      /* a warning: fewer neighbours have a copy than options.neighbours asks for */
 void job_end(struct job *j, enum job_state state);   /* result and error are set */
 void job_fail(struct job *j, enum err e);
 

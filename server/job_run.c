@@ -303,6 +303,20 @@ static FALLIBLE enum err read_wanted(const json_t *body, uint32_t world, uint64_
 	return OK;
 }
 
+/* The role of a replica's state dict (state_dict.h); NULL: the job makes none. */
+static FALLIBLE enum err replica_role(const struct job *j, json_t **out)
+{
+	const struct spec_replica *r = &j->spec.replica;
+
+	*out = NULL;
+	if (!r->job.p)
+		return OK;
+	*out = json_pack("{s:{s:s, s:s, s:s, s:s, s:s}}", "replica", "job", r->job.p, "storage", r->of.storage.p, "name", r->of.name.p,
+			 "node", j->spec.source.node.p, "state_dict", j->spec.source.name.p);
+	NEED(*out, "cannot describe a replica");
+	return OK;
+}
+
 static void on_want_segments(void *user, const json_t *body)
 {
 	struct job *j = user;
@@ -316,13 +330,15 @@ static void on_want_segments(void *user, const json_t *body)
 		return;
 	}
 	uint64_t *bytes = mem_zalloc((size_t)world, sizeof *bytes), *images = mem_zalloc((size_t)world, sizeof *images);
+	CLEANUP(json_decrefp) json_t *role = NULL;
 	enum err e = bytes && images ? read_wanted(body, (uint32_t)world, bytes, images) : ERR(NO_MEMORY, "cannot make segments");
+	e = e ? e : replica_role(j, &role);
 	if (e) {
 		gang_abort(j->gang, e);
 	} else {
 		struct state_dict_make m = { .name = target->name, .world_size = (uint32_t)world, .bytes = bytes,
 					     .image_bytes = images, .who = job_owner(j), .job = j->id,
-					     .lease_ms = 1000 * j->spec.lease_seconds,
+					     .lease_ms = 1000 * j->spec.lease_seconds, .replica = role,
 					     .next_generation = operation,
 					     .at_least = operation && j->source_use ? j->source_use->generation : 0 };
 		job_move(j, STEP_MAKING, j->state);

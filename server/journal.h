@@ -88,7 +88,7 @@ struct journal_state_dict {
 	int64_t orphan_since_ms;    /* service time */
 	int64_t last_generation;
 	struct str on_owner_death;  /* JSON or empty */
-	struct str role;            /* JSON or empty: it publishes or subscribes; never changes */
+	struct str role;            /* JSON or empty: it publishes, subscribes or is a replica; never changes */
 };
 struct journal_slot {
 	const char *name;

@@ -26,6 +26,8 @@ struct server_hooks {
 			  void (*fn)(void *user, enum err e, int64_t generation), void *user);
 	/* cluster_jobs.c: other nodes should know the job's record as it is now. */
 	void (*job_noted)(const struct job *j);
+	/* neighbours.c: the job's generation is sealed, and its row in the journal. */
+	void (*snapshotted)(struct job *j);
 	/* Is the job still this node's? fn(user, OK, or ERR_JOB_MOVED). For shared jobs only. */
 	void (*confirm)(struct job *j, void (*fn)(void *user, enum err e), void *user);
 	/* The journal's jobs are here; shared ones are held until they are resumed or given up. */
@@ -58,6 +60,7 @@ struct server {
 	struct followers *followers[3];        /* webhooks, chains, policies: by enum journal_follower_kind */
 	struct courier *courier;
 	struct cluster *cluster;      /* NULL: a daemon by itself */
+	struct neighbours *neighbours;
 	struct tracer *tracer;        /* NULL: no spans are sent */
 	int64_t started_ms;           /* wall clock */
 	uint64_t boot;                /* starts of this state dir, from the journal; 1 at the first */

@@ -31,6 +31,7 @@
 #include "server/journal.h"
 #include "server/lookup.h"
 #include "server/metrics.h"
+#include "server/neighbours.h"
 #include "server/parts.h"
 #include "server/policy.h"
 #include "server/runs.h"
@@ -139,7 +140,8 @@ static enum err may_commit(const struct job *j)
 
 static const struct server_hooks hooks = { .job_ended = on_job_ended, .happens = on_happens, .may_commit = may_commit,
 					    .job_noted = cluster_note_job, .confirm = cluster_confirm, .jobs_loaded = cluster_jobs_loaded,
-					    .node_storage = cluster_storage, .ask_image = cluster_ask_image };
+					    .node_storage = cluster_storage, .ask_image = cluster_ask_image,
+					    .snapshotted = neighbours_snapshotted };
 
 /* With space again, slots that could not be freed become free, and jobs begin. */
 static void on_journal_full(void *user)
@@ -191,6 +193,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(tracer_new(s, &s->tracer));
 	TRY(cluster_new(s, &s->cluster));
 	TRY(jobs_recover(s));
+	TRY(neighbours_new(s, &s->neighbours));
 	TRY(state_dict_orphans_start(s));
 	TRY(state_dict_updates_start(s));
 	TRY(flushers_new(s, &s->flushers));
@@ -257,6 +260,8 @@ void server_free(struct server *s)
 	chains_free(s);
 	webhooks_free(s);
 	cluster_free(s->cluster);
+	neighbours_free(s->neighbours);
+	s->neighbours = NULL;
 	s->cluster = NULL;
 	device_copies_free(s->device_copies);
 	descriptors_free(s->descriptors);
@@ -283,7 +288,7 @@ void server_free(struct server *s)
 void server_measure(struct server *s)
 {
 	gauges_fill(&(struct gauge_parts){ s->metrics, s->jobs, s->journal, s->runs, s->tiers, s->state_dicts, s->storages,
-					   s->workers, s->started_ms });
+					   s->workers, s->config->neighbour_memory, s->started_ms });
 	cluster_fill(s->cluster, s->metrics);
 }
 

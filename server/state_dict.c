@@ -198,7 +198,10 @@ static enum err take_row(void *user, const struct journal_state_dict *row)
 		log_err("the journal's wishes about a state dict cannot be read", "state_dict", sd->name, NULL);
 	CLEANUP(json_decrefp) json_t *role = NULL;
 	e = row->role.n ? jtext_parse(row->role, 0, &role) : OK;
-	e = e || !role ? e : state_dict_feed_new(sd, role);
+	if (!e && json_object_get(role, "replica"))
+		e = state_dict_replica_take(sd, json_incref(role));
+	else if (!e && role)
+		e = state_dict_feed_new(sd, role);
 	if (e)
 		return e;
 	if (!sd->orphaned_ms)
@@ -268,6 +271,7 @@ FALLIBLE enum err state_dicts_new(const struct state_dict_parts *parts, struct s
 	TRY(journal_read_slots(parts->journal, take_slot, s));
 	TRY(state_dict_owner_sweep(s));
 	TRY(state_dict_space_new(s));
+	state_dict_replicas_recall(s);
 	state_dict_look_at_all(s);
 	return state_dict_lease_start(s);
 }

@@ -126,6 +126,9 @@ struct state_dict_use {
 /* generation -1: the newest that all ranks sealed. ERR_NOT_SEALED names the ranks that lack it. job: its id, or "" for a look-up. */
 FALLIBLE enum err state_dict_use(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
 				 const char *job, struct state_dict_use **out);
+/* The same of a generation that may have been released meanwhile, as long as others hold it. */
+FALLIBLE enum err state_dict_use_held(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
+				      struct state_dict_use **out);
 /* Checks without holding: what state_dict_use would give, and its bytes. */
 FALLIBLE enum err state_dict_check(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
 				   int64_t *generation_out, uint64_t *image_bytes_out);
@@ -158,6 +161,9 @@ struct state_dict_reader {
 /* ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_NOT_SEALED, ERR_BUSY. */
 FALLIBLE enum err state_dict_read_begin(struct state_dicts *s, const struct state_dict_reader *r, struct state_dict_reading **out);
 void state_dict_read_end(struct state_dict_reading **reading);  /* NULL inside is fine */
+/* All nodes that were to read the generation have it: nothing lingers. A further node that is between two ranges finds out when the slot is
+ * handed out (ERR_CHECKPOINT_REPLACED there). */
+void state_dict_read_over(const struct state_dict_use *use);
 struct state_dict_image {
 	int fd;
 	uint64_t bytes;
@@ -208,6 +214,8 @@ struct state_dict_make {
 	struct principal who;
 	const char *job;
 	int64_t lease_ms;                /* 0: it stays until it is deleted; else it is dropped when nobody renews it */
+	/* {"replica":{"job","storage","name","node","state_dict"}}: for a neighbour; copied. NULL: it is no replica */
+	const json_t *replica;
 };
 typedef void (*made_fn)(void *user, enum err e, struct state_dict_use *use);   /* use: owned by the receiver */
 void state_dict_make(struct state_dicts *s, const struct state_dict_make *m, made_fn fn, void *user);
@@ -233,6 +241,13 @@ struct state_dict_memory {
 };
 FALLIBLE enum err state_dict_memory_find(const struct state_dicts *s, const struct ref *checkpoint, struct state_dict_memory *out);
 void state_dict_memory_drop(struct state_dict_memory *m);
+/* ---- Replicas: copies of what a save of another node sealed, made by loads out of its memory. They have no lease: one goes when a newer
+ * one of the same state dict, run and node is whole, after --neighbour-keep, when its node is gone from the cluster, or when it is deleted.
+ * Their bytes are limited by --neighbour-memory. A load of the checkpoint takes them for what they are (state_dict_memory_find). ---- */
+/* Drops those that are over, unless they are in use. is_gone: has the cluster no such node any more? NULL: it is not known. */
+void state_dict_replicas_sweep(struct state_dicts *s, bool (*is_gone)(const void *user, const char *node), const void *user);
+uint64_t state_dict_replica_bytes(const struct state_dicts *s);
+
 /* Adds its rows to the transaction that ends the job; again, if that one fails. */
 FALLIBLE enum err state_dict_keep(struct state_dict_use *use, struct journal_txn *txn);
 void state_dict_announce(struct state_dict_use *use);

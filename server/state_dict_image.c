@@ -112,12 +112,24 @@ FALLIBLE enum err state_dict_read_begin(struct state_dicts *s, const struct stat
 {
 	struct state_dict_use *use = NULL;
 
-	TRY(state_dict_use(s, &r->who, r->name, r->generation, "", &use));
+	if (r->lingers && r->generation >= 0)
+		TRY(state_dict_use_held(s, &r->who, r->name, r->generation, &use));
+	else
+		TRY(state_dict_use(s, &r->who, r->name, r->generation, "", &use));
 	TRY(take_reading(s, use, out));
 	loop_timer_stop(&(*out)->linger);
 	(*out)->lingers = (*out)->lingers || r->lingers;
 	(*out)->readers++;
 	return OK;
+}
+
+void state_dict_read_over(const struct state_dict_use *use)
+{
+	for (struct state_dict_reading *g = use->owner->all->readings, *next; g; g = next) {
+		next = g->next;
+		if (g->use->owner == use->owner && g->use->generation == use->generation && g->readers == 0)
+			reading_free(g);
+	}
 }
 
 FALLIBLE enum err state_dict_read_image(const struct state_dict_reading *g, int64_t rank, struct state_dict_image *out)

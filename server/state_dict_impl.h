@@ -109,6 +109,9 @@ struct state_dict {
 	uint32_t refs;              /* those who will come back from another thread or the journal */
 	bool dead;                  /* out of the table; freed with the last ref */
 	bool hidden;                /* made by a job that has not ended: nobody sees it, and the journal has no row */
+	json_t *replica;            /* {"replica":{"job","storage","name","node","state_dict"}}: a neighbour's; NULL: it is none */
+	uint64_t replica_bytes;     /* counted in the budget for neighbours */
+	int64_t replica_until_ms;   /* service time: it goes then */
 	struct state_dict_feed *feed;   /* NULL: neither a publication nor a subscriber */
 };
 
@@ -196,6 +199,15 @@ void state_dict_memory_free(struct state_dict *sd);
 FALLIBLE enum err state_dict_new_use(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);
 /* A use of a generation that all ranks have sealed, or are filling. */
 FALLIBLE enum err state_dict_hold(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);
+
+/* ---- state_dict_replica.c: copies of what neighbours saved (see state_dict.h) ---- */
+/* Makes it one, with so many bytes to come. Older replicas of the run go for that. ERR_SHM_EXHAUSTED: the budget has no room. */
+FALLIBLE enum err state_dict_replica_admit(struct state_dict *sd, const json_t *role, uint64_t bytes);
+void state_dict_replica_kept(struct state_dict *sd);     /* it is whole: those that it replaces go, and loads of the checkpoint find it */
+/* Of a journal's row, whose slots come later. Takes the role. */
+FALLIBLE enum err state_dict_replica_take(struct state_dict *sd, json_t *role);
+void state_dict_replicas_recall(struct state_dicts *s);  /* once the slots are there */
+void state_dict_replica_put(const struct state_dict *sd, struct buf *out);
 
 /* ---- state_dict_ask.c ---- */
 /* state_dict_ask() of what is held already: the caller keeps the use until the answer. */

@@ -149,6 +149,8 @@ static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make
 	}
 	m->use->makes = true;
 	TRY(take_slots(m->use, want, &total));
+	if (want->replica)
+		TRY(state_dict_replica_admit(sd, want->replica, total));
 	TRY(state_dict_space_clear(s, total)); /* at once, so that a shortage is named as a whole */
 	m->left = 1; /* ours, so that it cannot end while we ask for more */
 	for (uint32_t r = 0; r < want->world_size && !m->e; r++) {
@@ -251,6 +253,8 @@ void state_dict_announce(struct state_dict_use *u)
 	sd->hidden = false;
 	u->makes = false;
 	state_dict_emit(sd, fresh ? "created" : "complete", u->generation);
+	if (sd->replica)
+		state_dict_replica_kept(sd);
 }
 
 void state_dict_drop(struct state_dict_use **use)

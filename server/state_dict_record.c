@@ -75,6 +75,7 @@ void state_dict_free(struct state_dict *sd)
 		json_decref(sl->problem);
 	}
 	json_decref(sd->on_owner_death);
+	json_decref(sd->replica);
 	state_dict_feed_free(sd);
 	loop_timer_stop(&sd->look_timer);
 	for (uint32_t k = 0; k < sd->slot_count; k++)
@@ -160,8 +161,9 @@ void state_dict_row(struct journal_txn *t, const struct state_dict *sd)
 		journal_txn_fail(t, ERR(NO_MEMORY, "cannot describe a state dict"));
 		return;
 	}
-	CLEANUP(mem_free_ptr) char *role = sd->feed ? jtext_of(sd->feed->role) : NULL;
-	if (sd->feed && !role) {
+	const json_t *its_role = sd->feed ? sd->feed->role : sd->replica;
+	CLEANUP(mem_free_ptr) char *role = its_role ? jtext_of(its_role) : NULL;
+	if (its_role && !role) {
 		journal_txn_fail(t, ERR(NO_MEMORY, "cannot describe a state dict"));
 		return;
 	}

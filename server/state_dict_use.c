@@ -118,6 +118,16 @@ FALLIBLE enum err state_dict_use(struct state_dicts *s, const struct principal *
 	return state_dict_hold(sd, chosen, job, out);
 }
 
+FALLIBLE enum err state_dict_use_held(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
+				      struct state_dict_use **out)
+{
+	struct state_dict *sd;
+	int64_t chosen;
+
+	TRY(choose(s, who, name, generation, true, &sd, &chosen));
+	return state_dict_hold(sd, chosen, "", out);
+}
+
 FALLIBLE enum err state_dict_use_rank(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 				      bool to_write, struct state_dict_use **out)
 {

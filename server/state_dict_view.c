@@ -37,6 +37,7 @@ void state_dict_put_head(const struct state_dict *sd, struct buf *out)
 		mem_free(text);
 	}
 	state_dict_feed_put(sd, out);
+	state_dict_replica_put(sd, out);
 }
 
 static const char *state_text(const struct slot *sl)

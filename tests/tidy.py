@@ -80,6 +80,7 @@ ORDER = {
         state_dict_slot
         state_dict_feed
         state_dict_use
+        state_dict_replica
         device_copy
         state_dict_await state_dict_make
         state_dict_lease state_dict_ask state_dict_view
@@ -106,7 +107,7 @@ ORDER = {
         webhook_queue webhook
         tracer
         chain_set chain
-        flusher
+        flusher neighbours
         sweep
         policy_records policy policy_run
         storage_care trash_care state_dict_orphan state_dict_update

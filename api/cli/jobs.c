@@ -191,7 +191,7 @@ int jobs_list(const struct command *, struct client *c, const struct args *a)
 static void print_job(const json_t *job)
 {
 	static const char *const rows[] = { "id", "kind", "state", "stage", "created_at", "started_at", "finished_at",
-					    "milestones.snapshotted", "milestones.durable", "node", NULL };
+					    "milestones.snapshotted", "milestones.durable", "milestones.replicated", "node", NULL };
 	static const char *const takeovers[] = { "TAKEN-OVER=at", "FROM=from", "TO=to", "WHY=why", NULL };
 	static const char *const columns[] = { "RANK=rank", "DONE=bytes_done:bytes", "TOTAL=bytes_total:bytes", NULL };
 	const json_t *ranks = show_at(job, "progress.ranks"), *result = json_object_get(job, "result");

@@ -153,11 +153,12 @@ def test_fields_of_requests(kind):
 
 # A job's fields that the package names otherwise or makes itself, and arguments that are none of a job's.
 PYTHON_NAMES = {"on_divergence", "files_per_rank", "overwrite", "format", "pace", "cache", "incremental", "parent",
-                "labels", "metrics", "hold", "strict", "verify", "transform", "vars"}
+                "labels", "metrics", "hold", "neighbours", "strict", "verify", "transform", "vars"}
 NOT_IN_PYTHON = {
     "save": {"include", "exclude", "rename", "dtype", "dedup", "flatten_state_dict", "retries", "beside", "in_place", "sync_files", "hosts",
              "parts", "await_seal", "ring", "timeout_s", "generation", "alias"},
-    "load": {"include", "exclude", "rename", "dtype", "retries", "pace", "labels", "world_size", "layout", "lease_seconds", "key", "model"},
+    "load": {"include", "exclude", "rename", "dtype", "retries", "pace", "labels", "world_size", "layout", "lease_seconds", "key", "model",
+             "replica"},
 }
 PYTHON_ONLY = {
     "save": {"state_dict", "checkpoint", "process_group", "no_dist", "step", "slots", "when_busy", "progress", "timeout", "client",

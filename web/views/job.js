@@ -86,6 +86,8 @@ function facts(job) {
 		["Finished", job.finished_at ? when(job.finished_at) : null], ["Took", took(job) >= 0 ? summary(job) : null], ["Attempt", job.attempt],
 		["Node", job.node ? `${job.node}${job.node_away ? " (away)" : ""}` : null], ["Taken over", takeovers(job)],
 		["Snapshotted", milestone(job, "snapshotted")], ["Durable", milestone(job, "durable")],
+		["Replicated", job.milestones?.replicated ? milestone(job, "replicated") : null],
+		["Neighbours", (job.replicas || []).map((r) => `${r.node}: ${r.why || r.state}`).join(", ")],
 		["Chain", job.parent ? `${job.parent.chain}, step ${job.parent.step}` : null],
 		["Labels", Object.entries(job.labels || {}).map(([k, v]) => `${k}=${v}`).join(", ")]]);
 }

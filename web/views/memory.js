@@ -78,8 +78,10 @@ function slots(dict) {
 		ranks.length && cells > CELLS_MAX ? h("p", { class: "small" }, `the first of ${ranks.length} ranks`) : null);
 }
 
-/* What it is to others: a publication, or a subscriber and how far behind it is. */
+/* What it is to others: a copy of a neighbour's, a publication, or a subscriber and how far behind it is. */
 function role(d) {
+	if (d.replica)
+		return h("p", { class: "small" }, `copy of ${d.replica.storage}:${d.replica.name}, from node ${d.replica.from}`);
 	if (d.publish)
 		return h("p", { class: "small" }, "publication");
 	if (!d.subscribe)

@@ -57,6 +57,12 @@ struct spec_hosts {
 	int64_t timeout_s;
 };
 
+/* A load for a neighbour (server/neighbours.h): its target is a copy of what this save wrote, or was about to write. */
+struct spec_replica {
+	struct str job;                /* the save's; p NULL: the load is an ordinary one */
+	struct ref of;                 /* its checkpoint */
+};
+
 /* The condition under which a delete removes its target. */
 struct spec_only_if {
 	bool is_given;

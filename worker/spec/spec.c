@@ -194,6 +194,26 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 	return spec_check_save_format(&target);
 }
 
+/* Form of a job's id, as the coordinator makes it. */
+static bool is_job_id(struct str id)
+{
+	return id.n == 26 && strspn(id.p, "0123456789ABCDEFGHJKMNPQRSTVWXYZ") == id.n;
+}
+
+static FALLIBLE enum err read_replica(const struct jval *doc, struct spec *s)
+{
+	struct jval v = jval_get(doc, "replica"), job = jval_get(&v, "job"), of = jval_get(&v, "checkpoint");
+
+	if (s->kind != JOB_LOAD || !v.j)
+		return OK;
+	TRY(jval_only(&v, (const char *const[]){ "job", "checkpoint", NULL }));
+	TRY(jval_string(&job, &s->replica.job));
+	if (!is_job_id(s->replica.job))
+		return jval_fail(&job, ERR_VALIDATION_FAILED, "is no job's id");
+	TRY(ref_read(&of, REF_CHECKPOINT, NULL, &s->replica.of));
+	return s->source.kind == REF_REMOTE ? OK : jval_fail(&v, ERR_VALIDATION_FAILED, "is of a load out of another node's memory");
+}
+
 /* The layout's rules, and the world that they or the request ask for. */
 static FALLIBLE enum err check_cut(const struct jval *doc, struct spec *s)
 {
@@ -479,6 +499,7 @@ static FALLIBLE enum err read_all(const struct jval *root, struct spec *s)
 	if (s->kind == JOB_SAVE)
 		TRY(check_save(root, s));
 	TRY(read_only_if(root, s));
+	TRY(read_replica(root, s));
 	TRY(check_apply(root, s));
 	TRY(check_ending(root, s));
 	TRY(check_assets(root, s));

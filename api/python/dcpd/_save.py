@@ -36,8 +36,9 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
          step: Optional[int] = None, format: str = "dcp", files_per_rank: Optional[int] = None, on_divergence: Optional[str] = None,
          pace: Optional[str] = None, cache: Optional[str] = None, incremental: Optional[bool] = None,
          parent: Optional[_where.Target] = None, labels: Optional[Mapping[str, str]] = None,
-         metrics: Optional[Mapping[str, float]] = None, keep: Optional[str] = None, hold: Optional[str] = None, slots: int = 2,
-         when_busy: str = "wait", progress: bool = False, timeout: Optional[float] = None, client: Optional[Client] = None) -> Job:
+         metrics: Optional[Mapping[str, float]] = None, keep: Optional[str] = None, hold: Optional[str] = None,
+         neighbours: Optional[int] = None, slots: int = 2, when_busy: str = "wait", progress: bool = False, timeout: Optional[float] = None,
+         client: Optional[Client] = None) -> Job:
     """Saves a state dict and returns when it is durable.
 
     state_dict: nested mappings and lists of torch tensors of any device, strides and dtype, DTensors, ShardedTensors, numpy arrays, and
@@ -55,6 +56,9 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
     incremental: True: what an earlier checkpoint of the run has already (or `parent`, a checkpoint) costs no bytes, by clones where the
     file system has them, else by hard links, which have risks (api/incremental.md); False: all is written; None: by clones, or not at
     all. With True no ring is used: shared memory must hold the state dict.
+    neighbours: copy the snapshot into the memory of so many other nodes of the cluster, too (api/cluster.md): it is there, in most cases,
+    before it is durable, and a load on a host that has lost it takes it from there. Fewer copies than that are a warning of the job's
+    result, never an error. No ring is used then, either.
     Otherwise the state dict goes through a ring of shared memory (64 MiB for all ranks of a host, 16 each at least) while it is written.
     slots: saves of this process that may be in flight, each with a ring, or, of async_save, a snapshot as large as the state
     dict; when_busy: "wait", "warn" (and wait) or "fail" when all are. progress: a progress bar on rank 0.
@@ -62,7 +66,8 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
     Returns the job's record. Raises CheckpointExists, NoSpace, SharedMemoryFull, NoDaemon, RanksDisagree, RankFailed, …
     """
     o = _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step), slots, when_busy,
-                 cache=cache, metrics=metrics_of(metrics), incremental=incremental, parent=_parent(parent), keep=keep, hold=hold)
+                 cache=cache, metrics=metrics_of(metrics), incremental=incremental, parent=_parent(parent), keep=keep, hold=hold,
+                 neighbours=neighbours)
     for again in (True, False):
         h = _start(state_dict, checkpoint, o, process_group, no_dist, client, blocking=True)
         try:
@@ -93,8 +98,9 @@ def async_save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = 
                on_divergence: Optional[str] = None, pace: Optional[str] = None, cache: Optional[str] = None,
                incremental: Optional[bool] = None, parent: Optional[_where.Target] = None,
                labels: Optional[Mapping[str, str]] = None, metrics: Optional[Mapping[str, float]] = None,
-               keep: Optional[str] = None, hold: Optional[str] = None, slots: int = 2, when_busy: str = "wait", overlap: bool = False,
-               at_exit: Optional[str] = None, client: Optional[Client] = None) -> SaveFuture:
+               keep: Optional[str] = None, hold: Optional[str] = None, neighbours: Optional[int] = None, slots: int = 2,
+               when_busy: str = "wait", overlap: bool = False, at_exit: Optional[str] = None,
+               client: Optional[Client] = None) -> SaveFuture:
     """Copies the state dict into shared memory and returns; dcpd brings it to the disk. Arguments as for `save`.
 
     When it returns the snapshot outlives this process, and the tensors may be changed. overlap: returns sooner, and copies parameters and
@@ -112,7 +118,7 @@ def async_save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = 
         _at_exit = at_exit
     return _start(state_dict, checkpoint, _Options(overwrite, format, files_per_rank, on_divergence, pace_of(pace), _labels(labels, step),
                                                    slots, when_busy, bool(overlap), cache, metrics_of(metrics), incremental,
-                                                   _parent(parent), keep, hold), process_group, no_dist, client).future
+                                                   _parent(parent), keep, hold, neighbours), process_group, no_dist, client).future
 
 
 def wait(timeout: Optional[float] = None) -> None:
@@ -151,6 +157,7 @@ class _Options(NamedTuple):
     parent: Optional[str] = None
     keep: Optional[str] = None
     hold: Optional[str] = None
+    neighbours: Optional[int] = None
 
     def job(self) -> Dict[str, Any]:
         o: Dict[str, Any] = {"overwrite": bool(self.overwrite)}
@@ -168,6 +175,8 @@ class _Options(NamedTuple):
             o["alias"] = self.keep
         if self.hold is not None:
             o["hold"] = self.hold
+        if self.neighbours is not None:
+            o["neighbours"] = int(self.neighbours)
         return o
 
 
@@ -357,7 +366,7 @@ class _Snapshot:
             wish = {"save": {"storage": first.storage, "name": first.name, "format": o.format, "options": options,
                              "labels": dict(o.labels), **_metrics_field(o), **more}}
         hand = _handover.plan(session.client, d, layout)
-        ring = self.streams and session.client.rings and not o.incremental and layout.data_bytes > _copy.step()
+        ring = self.streams and session.client.rings and not (o.incremental or o.neighbours) and layout.data_bytes > _copy.step()
         while True:
             try:
                 if ring and hand is None and self._through_ring(session, layout, header, size):

@@ -1,0 +1,450 @@
+/* neighbours.c: see neighbours.h. */
+#include "server/neighbours.h"
+
+#include <stdio.h>
+
+#include "base/jtext.h"
+#include "base/jval.h"
+#include "base/log.h"
+#include "base/list.h"
+#include "base/mem.h"
+#include "server/cluster.h"
+#include "server/config.h"
+#include "server/errdoc.h"
+#include "server/events.h"
+#include "server/job_impl.h"
+#include "server/metrics.h"
+#include "server/parts.h"
+#include "server/service_clock.h"
+#include "server/state_dict.h"
+
+enum { SWEEP_MS = 5000, LOOK_MS = 500, LOOKS = 60, PAUSE_MS = 1000, TRIES = 5, ASK_MS = 15000, WAIT_S = 30, WAIT_MS = 45000,
+       PATH_BYTES = 256 };
+
+/* A load on one other node. */
+struct copy {
+	struct cluster_errand errand;      /* the first member */
+	struct copying *of;
+	struct copy *next;
+	json_t *record;                    /* of the job's list: borrowed */
+	char node[CLUSTER_NODE_TEXT], job[JOB_ID_LEN + 1];     /* job: "": not accepted yet */
+	unsigned tries;
+	struct buf path, caller, key;
+	char *body;
+	const char *lines[3];
+	struct loop_timer *timer;
+};
+
+/* All copies of one save. */
+struct copying {
+	struct copying *prev, *next;
+	struct neighbours *all;
+	char job[JOB_ID_LEN + 1];
+	struct state_dict_use *use;
+	struct principal who;
+	json_t *body;                      /* of the request, without its target's end */
+	json_t *list;                      /* the job's `replicas` */
+	struct copy *copies;
+	unsigned wanted, held, pending;
+	uint32_t looks;                    /* how often the cluster had not looked yet */
+	int64_t sealed_ms;                 /* monotone clock */
+	char why[300];                     /* there are fewer than wanted; "": there are not */
+	struct loop_timer *timer;
+};
+
+struct neighbours {
+	struct server *server;
+	struct copying *first;
+	struct loop_timer *tick;
+};
+
+static void copy_free(struct copy *c)
+{
+	loop_timer_stop(&c->timer);
+	buf_free(&c->errand.answer);
+	buf_free(&c->errand.heads);
+	buf_free(&c->errand.url);
+	buf_free(&c->path);
+	buf_free(&c->caller);
+	buf_free(&c->key);
+	mem_free(c->body);
+	mem_free(c);
+}
+
+static void copying_free(struct copying *k)
+{
+	list2_remove(&k->all->first, k);
+	for (struct copy *c = k->copies, *next; c; c = next) {
+		next = c->next;
+		copy_free(c);
+	}
+	loop_timer_stop(&k->timer);
+	state_dict_unuse(&k->use);
+	json_decref(k->body);
+	json_decref(k->list);
+	mem_free(k);
+}
+
+/* ---- the job's record ---- */
+
+/* NULL: it is gone. */
+static struct job *job_of(const struct copying *k)
+{
+	struct job *j = NULL;
+
+	if (job_find(k->all->server, str_of(k->job), &j))
+		err_clear();
+	return j;
+}
+
+static void note(struct copying *k)
+{
+	struct job *j = job_of(k);
+
+	if (!j)
+		return;
+	json_decref(j->replicas);
+	j->replicas = json_incref(k->list);
+	job_changed(j);
+}
+
+static void warn(struct job *j, const char *why)
+{
+	if (j->step != STEP_NONE) { /* its end takes it along */
+		mem_free(j->replicas_short);
+		j->replicas_short = mem_strdup(why);
+	} else if (j->state == JOB_SUCCEEDED) {
+		errdoc_warn(j->result, JOB_NOT_REPLICATED, why);
+	}
+}
+
+static void tell(const struct copying *k, struct job *j)
+{
+	const struct ref *target = &j->spec.target;
+	struct metrics *m = k->all->server->metrics;
+	json_t *nodes = json_array();
+	const json_t *one;
+	size_t i;
+
+	json_array_foreach(k->list, i, one)
+		if (strcmp(jval_text(one, "state"), "held") == 0)
+			(void)json_array_append(nodes, json_object_get(one, "node"));
+	metrics_observe(m, "dcpd_replicated_seconds", "", (double)(clock_mono_ms() - k->sealed_ms) / 1000);
+	events_emit(k->all->server->events, "job.replicated", j->id,
+		    json_pack("{s:s, s:s, s:s, s:o}", "job", j->id, "storage", target->storage.p, "name", target->name.p, "nodes", nodes));
+}
+
+static void settle(void *user);
+
+static void settle_soon(struct copying *k, int64_t ms)
+{
+	loop_timer_start(k->all->server->loop, ms, settle, k, &k->timer);
+}
+
+/* All copies have ended: the record says how. An end that is on its way to the journal is waited for. */
+static void settle(void *user)
+{
+	struct copying *k = user;
+	struct job *j = job_of(k);
+
+	k->timer = NULL;
+	if (j && j->step == STEP_ENDING) {
+		settle_soon(k, PAUSE_MS);
+		return;
+	}
+	if (j && k->held == k->wanted && !j->replicated_ms) {
+		j->replicated_ms = clock_wall_ms();
+		tell(k, j);
+	} else if (j && k->held < k->wanted) {
+		log_warn("a save has fewer copies in other nodes' memory than it asked for", "job", k->job, "why", k->why, NULL);
+		warn(j, k->why);
+	}
+	state_dict_read_over(k->use);
+	if (j) {
+		note(k);
+		job_write(j, NULL, NULL);
+		job_emit_state(j);
+	}
+	copying_free(k);
+}
+
+/* ---- one copy ---- */
+
+static void next_node(struct copying *k);
+
+static void copy_end(struct copy *c, const char *why)
+{
+	struct copying *k = c->of;
+
+	k->pending--;
+	k->held += why == NULL;
+	metrics_add(k->all->server->metrics, "dcpd_replicas_total", why ? "outcome=\"failed\"" : "outcome=\"held\"", 1);
+	(void)json_object_set_new(c->record, "state", json_string(why ? "failed" : "held"));
+	if (why)
+		(void)json_object_set_new(c->record, "why", json_string(why));
+	if (why)
+		snprintf(k->why, sizeof k->why, "node \"%.64s\": %.200s", c->node, why);
+	note(k);
+	next_node(k);
+}
+
+static void copy_send(struct copy *c);
+
+static void on_pause_over(void *user)
+{
+	struct copy *c = user;
+
+	c->timer = NULL;
+	copy_send(c);
+}
+
+static void send_again(struct copy *c, int64_t ms)
+{
+	loop_timer_start(c->of->all->server->loop, ms, on_pause_over, c, &c->timer);
+}
+
+/* Goes by the state of the load there. */
+static void on_record(struct copy *c, const json_t *doc)
+{
+	const char *state = jval_text(doc, "state");
+
+	c->tries = 0;
+	if (strcmp(state, "succeeded") == 0)
+		copy_end(c, NULL);
+	else if (strcmp(state, "failed") == 0 || strcmp(state, "cancelled") == 0)
+		copy_end(c, state[0] == 'f' ? jval_text(json_object_get(doc, "error"), "detail") : "its load was cancelled there");
+	else
+		send_again(c, 0);
+}
+
+static void on_answer(struct cluster_errand *x, enum err e)
+{
+	struct copy *c = (struct copy *)x;
+	CLEANUP(json_decrefp) json_t *doc = NULL;
+	char why[ERR_TEXT_MAX] = "";
+
+	if (c->of->all->server->draining && e == ERR_DRAINING)
+		return; /* neighbours_free takes it */
+	if (!e && jtext_parse((struct str){ (const char *)x->answer.p, x->answer.len }, 0, &doc))
+		e = ERR(CLUSTER_UNAVAILABLE, "it answers with status %ld", x->status);
+	bool again = e || x->status == 429 || x->status >= 500;
+	snprintf(why, sizeof why, "%s", e ? err_last()->text : jval_text(doc, "detail"));
+	if (!e && (x->status == 507 || (x->status == 503 && c->job[0] == '\0')))
+		again = false; /* it has no room, or takes no work: another node may */
+	if (!e && x->status < 300 && job_id_ok(str_of(jval_text(doc, "id")))) {
+		memcpy(c->job, jval_text(doc, "id"), sizeof c->job);
+		(void)json_object_set_new(c->record, "job", json_string(c->job));
+		on_record(c, doc);
+	} else if (again && ++c->tries < TRIES) {
+		err_clear();
+		send_again(c, PAUSE_MS);
+	} else {
+		err_clear();
+		copy_end(c, why[0] ? why : "it does not take the copy");
+	}
+}
+
+/* The request for the load, or, once that is accepted, for its end. */
+static void copy_send(struct copy *c)
+{
+	struct cluster_errand *x = &c->errand;
+
+	buf_free(&x->answer);
+	buf_free(&x->heads);
+	buf_free(&x->url);
+	buf_free(&c->path);
+	x->url = BUF_INIT(PATH_BYTES + 512);
+	c->path = BUF_INIT(PATH_BYTES);
+	if (c->job[0])
+		buf_printf(&c->path, "/v1/jobs/%s?wait=%ds", c->job, WAIT_S);
+	else
+		buf_puts(&c->path, "/v1/jobs");
+	buf_putc(&c->path, '\0');
+	if (buf_status(&c->path)) {
+		copy_end(c, err_last()->text);
+		return;
+	}
+	x->method = c->job[0] ? "GET" : "POST";
+	x->path = (const char *)c->path.p;
+	x->headers = c->lines;
+	x->body = c->job[0] ? (struct str){ 0 } : str_of(c->body);
+	x->whole_ms = c->job[0] ? WAIT_MS : ASK_MS;
+	x->fn = on_answer;
+	cluster_send(c->of->all->server->cluster, c->node, x);
+}
+
+static FALLIBLE enum err copy_new(struct copying *k, const char *node)
+{
+	struct copy *c = mem_zalloc(1, sizeof *c);
+	const char *sd = jval_text(json_object_get(k->body, "target"), "state_dict");
+
+	NEED(c, "cannot ask a neighbour");
+	c->of = k;
+	c->next = k->copies;
+	k->copies = c;
+	k->pending++;
+	snprintf(c->node, sizeof c->node, "%s", node);
+	c->caller = BUF_INIT(128);
+	c->key = BUF_INIT(128);
+	buf_printf(&c->caller, CLUSTER_CALLER_HEAD ": %u 2 %d -", (unsigned)k->who.uid, k->who.admin);
+	buf_putc(&c->caller, '\0');
+	buf_printf(&c->key, "Idempotency-Key: replica-%s-%jd", k->job, (intmax_t)k->use->generation);
+	buf_putc(&c->key, '\0');
+	c->body = jtext_of(k->body);
+	c->record = json_pack("{s:s, s:s, s:s, s:I}", "node", node, "state", "copying", "state_dict", sd, "generation", (json_int_t)0);
+	if (json_array_append_new(k->list, c->record) != 0)
+		return ERR(NO_MEMORY, "cannot ask a neighbour");
+	NEED(c->body, "cannot ask a neighbour");
+	TRY(buf_status(&c->caller));
+	TRY(buf_status(&c->key));
+	c->lines[0] = (const char *)c->caller.p;
+	c->lines[1] = (const char *)c->key.p;
+	copy_send(c);
+	return OK;
+}
+
+/* ---- all copies ---- */
+
+static void on_look(void *user)
+{
+	struct copying *k = user;
+
+	k->timer = NULL;
+	next_node(k);
+}
+
+/* The nearest node that was not asked yet; NULL: there is none. */
+static const char *nearest(const struct copying *k)
+{
+	const char *node;
+
+	for (uint32_t i = 0; (node = cluster_neighbour(k->all->server->cluster, i)) != NULL; i++) {
+		const struct copy *c = k->copies;
+		while (c && strcmp(c->node, node) != 0)
+			c = c->next;
+		if (!c)
+			return node;
+	}
+	return NULL;
+}
+
+/* Asks as many nodes as are lacking. */
+static void next_node(struct copying *k)
+{
+	const struct cluster *cluster = k->all->server->cluster;
+
+	while (k->held + k->pending < k->wanted) {
+		const char *node = nearest(k);
+		if (!node && cluster && !cluster_has_looked(cluster) && k->looks++ < LOOKS) {
+			loop_timer_start(k->all->server->loop, LOOK_MS, on_look, k, &k->timer);
+			return;
+		}
+		if (!node)
+			break;
+		if (copy_new(k, node)) { /* out of memory: as if there were no more nodes */
+			err_clear();
+			k->pending--;
+			break;
+		}
+	}
+	if (k->pending || k->timer)
+		return;
+	if (k->held < k->wanted) {
+		char last[sizeof k->why];
+		snprintf(last, sizeof last, "%s", k->why);
+		snprintf(k->why, sizeof k->why, "%u of %u copies are in other nodes' memory%s%.200s", k->held, k->wanted,
+			 last[0] ? ": " : cluster ? ": there are no more nodes that take work" : ": this daemon is in no cluster", last);
+	}
+	settle_soon(k, 0);
+}
+
+/* Why there can be no copy; NULL: there can. */
+static const char *impossible(const struct job *j)
+{
+	if (j->part_uses || j->spec.parts.n)
+		return "0 copies are in other nodes' memory: the parts of a planned save are not copied";
+	if (!j->source_use)
+		return "0 copies are in other nodes' memory: the save had ended";
+	if (j->spec.ring || state_dict_use_has_ring(j->source_use))
+		return "0 copies are in other nodes' memory: the state dict went through a ring, and lies in no memory";
+	return NULL;
+}
+
+static FALLIBLE enum err make_body(const struct job *j, struct copying *k)
+{
+	const char *self = j->server->config->node ? j->server->config->node : "";
+	const struct ref *target = &j->spec.target;
+
+	k->list = json_array();
+	k->body = json_pack("{s:s, s:{s:s, s:s, s:I}, s:{s:s+}, s:{s:s, s:{s:s, s:s}}, s:{s:s}}", "kind", "load", "source", "state_dict",
+			    k->use->name, "node", self, "generation", (json_int_t)k->use->generation, "target", "state_dict", "replica-",
+			    j->id, "replica", "job", j->id, "checkpoint", "storage", target->storage.p, "name", target->name.p, "labels",
+			    "replica_from", self);
+	NEED(k->list && k->body, "cannot ask a neighbour");
+	return OK;
+}
+
+void neighbours_snapshotted(struct job *j)
+{
+	struct neighbours *all = j->server->neighbours;
+	const char *why = impossible(j);
+
+	if (!all || j->kind != JOB_SAVE || j->spec.neighbours <= 0 || j->dry_run || j->replicated_ms)
+		return;
+	if (why) {
+		warn(j, why);
+		return;
+	}
+	struct copying *k = mem_sure(sizeof *k);
+	*k = (struct copying){ .all = all, .wanted = (unsigned)j->spec.neighbours, .who = job_owner(j), .sealed_ms = clock_mono_ms() };
+	memcpy(k->job, j->id, sizeof k->job);
+	list2_add(&all->first, k);
+	const struct state_dict_use *u = j->source_use;
+	enum err e = state_dict_use(j->server->state_dicts, &k->who, str_of(u->name), u->generation, j->id, &k->use);
+	e = e ? e : make_body(j, k);
+	if (e) {
+		warn(j, err_last()->text);
+		err_clear();
+		copying_free(k);
+		return;
+	}
+	next_node(k);
+}
+
+/* ---- what this node has of others ---- */
+
+static bool is_gone(const void *user, const char *node)
+{
+	const struct server *s = user;
+
+	return cluster_has_looked(s->cluster) && cluster_presence(s->cluster, node) == CLUSTER_IS_UNKNOWN;
+}
+
+static void on_tick(void *user)
+{
+	struct server *s = user;
+
+	state_dict_replicas_sweep(s->state_dicts, is_gone, s);
+}
+
+FALLIBLE enum err neighbours_new(struct server *s, struct neighbours **out)
+{
+	struct neighbours *all = *out = mem_zalloc(1, sizeof *all);
+
+	NEED(all, "cannot keep copies for neighbours");
+	all->server = s;
+	for (struct job *j = s->jobs->live; j; j = j->live_next)
+		if (j->snapshotted_ms)
+			neighbours_snapshotted(j);
+	return loop_every(s->loop, SWEEP_MS, on_tick, s, &all->tick);
+}
+
+void neighbours_free(struct neighbours *all)
+{
+	if (!all)
+		return;
+	loop_timer_stop(&all->tick);
+	while (all->first)
+		copying_free(all->first);
+	mem_free(all);
+}

@@ -1,0 +1,165 @@
+/* state_dict_replica.c: see state_dict.h, "Replicas". What one of them is a copy of stands in its role, a column of its row, so that a
+ * restart finds it again. Newer means a save with a later id: a training that goes back to an older step saves that one anew. */
+#include "base/jval.h"
+#include "base/mem.h"
+#include "server/config.h"
+#include "server/runs.h"
+#include "server/service_clock.h"
+#include "server/state_dict_impl.h"
+
+static const char *text_of(const struct state_dict *sd, const char *key)
+{
+	return jval_text(json_object_get(sd->replica, "replica"), key);
+}
+
+static bool same(const struct state_dict *a, const struct state_dict *b, const char *key)
+{
+	return strcmp(text_of(a, key), text_of(b, key)) == 0;
+}
+
+/* Are both of one state dict, run and node? */
+static bool is_sibling(const struct state_dict *a, const struct state_dict *b)
+{
+	return a != b && a->replica && b->replica && a->uid == b->uid && same(a, b, "node") && same(a, b, "state_dict") &&
+	       same(a, b, "storage") && str_eq(run_of(text_of(a, "name")), run_of(text_of(b, "name")));
+}
+
+static bool is_older(const struct state_dict *a, const struct state_dict *b)
+{
+	return strcmp(text_of(a, "job"), text_of(b, "job")) < 0;
+}
+
+static void drop(struct state_dict *sd)
+{
+	struct journal_txn *t = journal_txn_new(sd->all->parts.journal);
+
+	journal_delete_state_dict(t, sd->name);
+	journal_commit(sd->all->parts.journal, t, NULL, NULL);
+	state_dict_emit(sd, "deleted", -1);
+	state_dict_kill(sd);
+}
+
+uint64_t state_dict_replica_bytes(const struct state_dicts *s)
+{
+	const struct state_dict *sd;
+	uint64_t sum = 0;
+
+	map_each(&s->table, sd)
+		sum += sd->replica_bytes;
+	return sum;
+}
+
+/* The oldest that makes room for this one; NULL: there is none. */
+static struct state_dict *find_older(const struct state_dict *sd)
+{
+	struct state_dict *other, *oldest = NULL;
+
+	map_each(&sd->all->table, other)
+		if (is_sibling(sd, other) && !other->hidden && !other->uses && is_older(other, sd) && (!oldest || is_older(other, oldest)))
+			oldest = other;
+	return oldest;
+}
+
+FALLIBLE enum err state_dict_replica_admit(struct state_dict *sd, const json_t *role, uint64_t bytes)
+{
+	uint64_t budget = sd->all->parts.config->neighbour_memory, used = state_dict_replica_bytes(sd->all);
+	struct state_dict *older;
+
+	if (!budget)
+		return ERR(SHM_EXHAUSTED, "this node keeps no copies of its neighbours' checkpoints: it has no --neighbour-memory");
+	sd->replica = json_deep_copy(role);
+	NEED(sd->replica, "cannot make a replica");
+	while (bytes <= budget && used > budget - bytes && (older = find_older(sd)) != NULL) {
+		drop(older);
+		used = state_dict_replica_bytes(sd->all);
+	}
+	if (bytes > budget || used > budget - bytes)
+		return ERR(SHM_EXHAUSTED, "%ju bytes are needed for a neighbour's checkpoint, %ju of --neighbour-memory's %ju are free",
+			   (uintmax_t)bytes, (uintmax_t)(used < budget ? budget - used : 0), (uintmax_t)budget);
+	sd->replica_bytes = bytes;
+	return OK;
+}
+
+static bool is_replaced(const struct state_dict *sd)
+{
+	const struct state_dict *other;
+
+	map_each(&sd->all->table, other)
+		if (is_sibling(sd, other) && !other->hidden && is_older(sd, other))
+			return true;
+	return false;
+}
+
+/* The next one that is over; NULL: there is none. */
+static struct state_dict *find_over(struct state_dicts *s, bool (*is_gone)(const void *user, const char *node), const void *user)
+{
+	int64_t now = clock_service_ms();
+	struct state_dict *sd;
+
+	map_each(&s->table, sd)
+		if (sd->replica && !sd->hidden && !sd->uses &&
+		    (now >= sd->replica_until_ms || is_replaced(sd) || (is_gone && is_gone(user, text_of(sd, "node")))))
+			return sd;
+	return NULL;
+}
+
+void state_dict_replicas_sweep(struct state_dicts *s, bool (*is_gone)(const void *user, const char *node), const void *user)
+{
+	struct state_dict *over;
+
+	while ((over = find_over(s, is_gone, user)) != NULL)
+		drop(over);
+}
+
+/* Loads of the checkpoint on this host find its bytes. */
+static void recall(struct state_dict *sd)
+{
+	const char *storage = text_of(sd, "storage"), *name = text_of(sd, "name");
+
+	sd->replica_until_ms = clock_service_ms() + sd->all->parts.config->neighbour_keep_ms;
+	state_dict_recall(sd->all, &(struct ref){ .name = str_of(sd->name), .generation = sd->last_generation }, text_of(sd, "job"),
+			  &(struct ref){ .storage = str_of(storage), .name = str_of(name) });
+}
+
+void state_dict_replica_kept(struct state_dict *sd)
+{
+	recall(sd);
+	state_dict_replicas_sweep(sd->all, NULL, NULL);
+}
+
+FALLIBLE enum err state_dict_replica_take(struct state_dict *sd, json_t *role)
+{
+	static const char *const keys[] = { "job", "storage", "name", "node", "state_dict" };
+
+	sd->replica = role;
+	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+		if (!text_of(sd, keys[i])[0])
+			return ERR(JOURNAL, "the journal has a replica that cannot be");
+	return OK;
+}
+
+void state_dict_replicas_recall(struct state_dicts *s)
+{
+	struct state_dict *sd;
+
+	map_each(&s->table, sd) {
+		for (uint32_t i = 0; sd->replica && i < state_dict_slots(sd); i++)
+			sd->replica_bytes += state_dict_nth(sd, i)->bytes;
+		if (sd->replica)
+			recall(sd);
+	}
+}
+
+/* ---- shown ---- */
+
+void state_dict_replica_put(const struct state_dict *sd, struct buf *out)
+{
+	if (!sd->replica)
+		return;
+	buf_json_member(out, ",\"replica\":{\"job\":", str_of(text_of(sd, "job")));
+	buf_json_member(out, ",\"storage\":", str_of(text_of(sd, "storage")));
+	buf_json_member(out, ",\"name\":", str_of(text_of(sd, "name")));
+	buf_json_member(out, ",\"from\":", str_of(text_of(sd, "node")));
+	buf_json_member(out, ",\"from_state_dict\":", str_of(text_of(sd, "state_dict")));
+	buf_puts(out, "}");
+}

@@ -1,0 +1,152 @@
+"""Checkpoints in the memory of other nodes: copies that a save asks its neighbours for, and what becomes of them."""
+import time
+
+import package
+import pytest
+from test_cluster import cluster, server  # noqa: F401
+from test_images import images
+
+import dcpd as lib
+
+BUDGET = ("--neighbour-memory", "64MiB")
+
+
+def save(node, sd, name, neighbours=1, generation=1, seed=1, create=True):
+    """The save's record once its copies have ended, one way or the other; its slots are free then."""
+    node.put(sd, images(seed=seed), generation=generation, create=create)
+    job = node.api.submit("save", source={"state_dict": sd, "generation": generation}, target={"storage": "main", "name": name},
+                          options={"neighbours": neighbours})
+    done = settled(node, job)
+    for rank in range(2):
+        node.api.post(f"/v1/state-dicts/{sd}/ranks/{rank}:release", {"generation": generation}).ok()
+    return done
+
+
+def settled(node, job):
+    node.api.wait(job)
+
+    def over():
+        j = node.api.get(f"/v1/jobs/{job['id']}").ok(200)
+        warned = any(w["code"] == "not_replicated" for w in (j.get("result") or {}).get("warnings", []))
+        return (warned or "replicated" in j["milestones"]) and j
+
+    return lib.wait_for(over, 20, "its copies have ended")
+
+
+def replicas(node):
+    found = node.api.get("/v1/state-dicts").ok(200)["state_dicts"]
+    return [sd for sd in found if "replica" in sd]
+
+
+def warning(job):
+    return next(w["detail"] for w in job["result"]["warnings"] if w["code"] == "not_replicated")
+
+
+@pytest.fixture
+def pair(cluster):
+    a, b = cluster("a", "b", args=BUDGET)
+    a.sees(a="joined", b="joined")
+    b.sees(a="joined", b="joined")
+    return a, b
+
+
+def test_a_save_is_copied_to_a_neighbour(pair):
+    a, b = pair
+    sd = lib.fresh()
+    job = save(a, sd, "run/step-1")
+    assert job["state"] == "succeeded" and job["milestones"]["replicated"] >= job["milestones"]["snapshotted"]
+    (copy,) = job["replicas"]
+    assert copy["node"] == "b" and copy["state"] == "held" and not job["result"].get("warnings"), job
+    (held,) = replicas(b)
+    assert held["replica"] == {"job": job["id"], "storage": "main", "name": "run/step-1", "from": "a", "from_state_dict": sd}
+    assert held["name"] == copy["state_dict"] and not replicas(a)
+    assert [i.entries for i in b.images(held["name"])] == [lib.Image(i).entries for i in images()]
+    metrics = a.api.get("/metrics").body.decode()
+    assert 'dcpd_replicas_total{outcome="held"} 1' in metrics and "dcpd_replicated_seconds_count 1" in metrics
+    assert 'dcpd_neighbour_bytes{state="limit"} 67108864' in b.api.get("/metrics").body.decode()
+
+
+def test_a_newer_step_takes_the_place_of_the_older_one_and_a_restart_keeps_it(pair):
+    a, b = pair
+    sd = lib.fresh()
+    save(a, sd, "run/step-1")
+    save(a, sd, "run/step-2", generation=2, seed=2, create=False)
+    save(a, lib.fresh(), "other/step-1", seed=3)
+    names = lambda: sorted(r["replica"]["name"] for r in replicas(b))
+    assert names() == ["other/step-1", "run/step-2"]
+    b.kill()
+    b.start()
+    b.sees(a="joined", b="joined")
+    assert names() == ["other/step-1", "run/step-2"]
+    a.sees(a="joined", b="joined")
+    save(a, sd, "run/step-3", generation=3, seed=4, create=False)
+    assert names() == ["other/step-1", "run/step-3"]
+    b.drop(*[r["name"] for r in replicas(b)])
+    assert not replicas(b)
+
+
+def test_what_a_neighbour_declines_is_a_warning_and_the_next_one_is_asked(cluster):
+    a, b, c = [cluster(n, args=() if n == "b" else BUDGET if n == "a" else ("--neighbour-memory", "1MiB")) for n in "abc"]
+    for n in (a, b, c):
+        n.sees(a="joined", b="joined", c="joined")
+    sd = lib.fresh()
+    job = save(a, sd, "run/step-1", neighbours=1)
+    assert [(r["node"], r["state"]) for r in job["replicas"]] == [("b", "failed"), ("c", "held")]
+    assert "--neighbour-memory" in job["replicas"][0]["why"] and "replicated" in job["milestones"] and replicas(c)
+    job = save(a, sd, "run/step-2", neighbours=2, generation=2, create=False)
+    assert job["state"] == "succeeded" and "replicated" not in job["milestones"]
+    assert "1 of 2 copies" in warning(job) and "--neighbour-memory" in warning(job)
+    a.put("large", [lib.image({"w": ("U8", [2 << 20], bytes(2 << 20))})])
+    done = settled(a, a.api.submit("save", source={"state_dict": "large"}, target={"storage": "main", "name": "large/step-1"},
+                                   options={"neighbours": 1}))
+    assert done["state"] == "succeeded" and "0 of 1 copies" in warning(done) and len(replicas(c)) == 1
+
+
+def test_without_a_cluster_it_is_a_warning(d):
+    sd = lib.fresh()
+    job = save(d, sd, sd)
+    assert job["state"] == "succeeded" and "in no cluster" in warning(job)
+    d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": sd}, "target": {"storage": "main", "name": "x"},
+                            "options": {"neighbours": -1}}).problem("validation_failed")
+    replica = {"job": job["id"], "checkpoint": {"storage": "main", "name": sd}}
+    d.api.post("/v1/jobs", {"kind": "load", "source": {"state_dict": sd, "node": "a"}, "target": {"state_dict": "x"},
+                            "replica": replica}).problem("forbidden", status=403)
+    d.drop(sd)
+
+
+def test_a_replica_goes_after_its_time_and_with_its_node(cluster):
+    a = cluster("a")
+    b = cluster("b", args=(*BUDGET, "--neighbour-keep", "1s"))
+    c = cluster("c", args=BUDGET)
+    a.sees(a="joined", b="joined", c="joined")
+    save(a, lib.fresh(), "run/step-1", neighbours=2)
+    assert replicas(c)
+    lib.wait_for(lambda: not replicas(b), 20, "its time is over")
+    assert replicas(c)
+    a.kill()
+    c.sees(a="away", b="joined", c="joined")
+    time.sleep(0.1)
+    assert replicas(c), "that is what it is for"
+    assert c.ctl("forget", "a").returncode == 0
+    lib.wait_for(lambda: not replicas(c), 20, "its node is gone")
+
+
+def test_a_neighbour_that_dies_is_a_warning(pair):
+    a, b = pair
+    b.kill()
+    job = save(a, lib.fresh(), "run/step-1")
+    assert job["state"] == "succeeded" and "0 of 1 copies" in warning(job)
+    assert "replicated" not in job["milestones"]
+
+
+def test_the_package_saves_with_neighbours(pair):
+    """Not through a ring: there is something to copy. Slots that are released meanwhile are held."""
+    a, b = pair
+    numpy = pytest.importorskip("numpy")
+    state = {"w": numpy.arange(8 << 20, dtype="float32"), "step": 3}
+    with package.daemon(f"unix://{a.socket}") as dcpd:
+        job = settled(a, dcpd.save(state, "main:run/step-1", neighbours=1))
+        assert job["replicas"][0]["state"] == "held", job
+        dcpd.close()
+    (held,) = replicas(b)
+    assert held["replica"]["job"] == job["id"] and held["bytes"] >= state["w"].nbytes
