@@ -110,6 +110,16 @@ $(O)/gen/%.o: $(GEN)/%.c $(O)/.flags
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) -c $< -o $@
 
+# The kernel is part of the source as PTX: a build needs no toolkit. Its first line names what it was made of.
+PTX := worker/device/gather.ptx
+PTX_OF := worker/device/gather.h worker/device/gather.cu
+$(O)/worker/device/cuda_gather.o: $(PTX)
+.PHONY: ptx
+ptx: ## make the kernel's PTX anew (clang 14 or newer, which knows GPUs)
+	$(Q){ echo "// of $$(cat $(PTX_OF) | sha256sum | cut -c 1-64)"; clang --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib \
+	  -Wno-unknown-cuda-version -Xclang -target-feature -Xclang +ptx70 -std=gnu++17 -O2 -Iworker -S -o - worker/device/gather.cu; } >$(PTX).new
+	$(Q)mv $(PTX).new $(PTX)
+
 # The page and the API's contract are part of the binary: .incbin needs no tool but the assembler.
 $(GEN)/assets.c: $(ASSETS) Makefile
 	$(say) GEN $@
@@ -181,7 +191,7 @@ $(TESTBIN)/bench/%: $(O)/tests/bench/%.o $(LIB)/libdcp.a
 FAKES := $(addprefix build/test/fakes/,libcuda.so.1 libnccl.so.2 libhost.so libmemory.so)
 build/test/fakes/libhost.so: tests/fakes/libhost.c
 build/test/fakes/libmemory.so: tests/fakes/libmemory.c
-build/test/fakes/libcuda.so.1: tests/fakes/libcuda.c
+build/test/fakes/libcuda.so.1: tests/fakes/libcuda.c tests/fakes/libcuda_stream.c tests/fakes/libcuda_impl.h worker/device/gather.h
 build/test/fakes/libnccl.so.2: tests/fakes/libnccl.c worker/comm/nccl_abi.h
 $(FAKES): tests/fakes/fake_cuda.h worker/device/cuda_abi.h
 	$(say) FAKE $@
@@ -388,12 +398,13 @@ $(TESTBIN)/test_commit: LDFLAGS_ALL += -Wl,--wrap=fsync
 $(TESTBIN)/test_locate: LDFLAGS_ALL += -Wl,--wrap=clock_gettime
 .PRECIOUS: $(O)/%.o
 
-GPU_TESTS := $(addprefix $(TESTBIN)/test_,device device_import comm_nccl comm_nccl_errors)
+GPU_TESTS := $(addprefix $(TESTBIN)/test_,device device_import device_gather comm_nccl comm_nccl_errors)
 $(GPU_TESTS) check-worker: | $(FAKES)
 
 CUDA_INCLUDE ?= /usr/local/cuda/include
 .PHONY: check-abi
 check-abi: ## our declarations of CUDA and NCCL beside their headers, where those are (CUDA_INCLUDE=DIR)
+	$(Q)[ "$$(head -1 $(PTX))" = "// of $$(cat $(PTX_OF) | sha256sum | cut -c 1-64)" ] || { echo "$(PTX) is not of its sources: make ptx"; exit 1; }
 	$(Q)fail=0; for x in cuda nccl; do \
 	  if [ ! -e $(CUDA_INCLUDE)/$$x.h ]; then echo "skipped: no $$x.h in $(CUDA_INCLUDE)"; continue; fi; \
 	  $(CC) -std=gnu17 -Wall -Wextra -Werror -fsyntax-only -Iworker -Itests -I$(CUDA_INCLUDE) tests/abi/$${x}_abi.c && echo "ok $${x}_abi" || fail=1; done; exit $$fail

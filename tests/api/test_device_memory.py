@@ -52,14 +52,14 @@ def copiers(d):
 class Rank:
     """A state dict of one rank with an image whose data is still on the device."""
 
-    def __init__(self, d, data=DATA, generation=1, name=None):
+    def __init__(self, d, data=DATA, generation=1, name=None, room=PAGE):
         self.d, self.name, self.generation = d, name or lib.fresh(), generation
         self.image = lib.image({"w": ("U8", [len(data)], data)})
         self.at = self.image.index(data[:64])  # of the tensor
         self.data, self.table_at = data, len(self.image)
         if not name:
             d.create(self.name)
-        self.segment = d.reserve(self.name, 0, self.table_at + PAGE, generation)["segment"]
+        self.segment = d.reserve(self.name, 0, self.table_at + room, generation)["segment"]
         blank = bytearray(self.image)
         blank[self.at:self.at + len(data)] = bytes(len(data))
         lib.write_segment(self.segment, bytes(blank))
@@ -88,7 +88,7 @@ def test_a_segment_is_filled_from_legacy_memory_and_saved(g, trainer):
     r = Rank(g)
     _, allocation = trainer.legacy(DATA)
     out = r.whole(allocation).ok(200)
-    assert out == {"bytes": len(DATA), "copies": 1, "pinned": True}
+    assert out == {"bytes": len(DATA), "copies": 1, "gathered": 0, "pinned": True}
     r.sealed_as_it_should_be()
     job = g.api.run("save", source={"state_dict": r.name}, target={"storage": "main", "name": f"gpu/{r.name}"})
     assert g.api.get(f"/v1/checkpoints/main/gpu%2F{r.name}/tensors/w?format=raw").body == DATA, job
@@ -113,6 +113,30 @@ def test_pieces_of_several_vmm_allocations(g, trainer):
     lib.wait_for(lambda: not [f for f in lib.fd_targets(g.proc.pid) if "fake device memory" in f], 10, "the descriptors' end")
     r.copy(allocations, *pieces, descriptors=hand.token).problem("not_found", status=404)
     assert not [f for w in copiers(g) for f in lib.fd_targets(w["pid"]) if "fake device memory" in f], "the worker lets go at once"
+    r.drop()
+
+
+@pytest.mark.parametrize("fail, gathered", [("", 300), ("cuModuleLoadData:0:218", 0), ("cuMemHostGetDevicePointer_v2:0:801", 0)])
+def test_many_small_pieces_are_gathered(g, trainer, fail, gathered):
+    """By a kernel, in both directions; where none can be run, by copies, and the answer says why."""
+    for w in copiers(g):
+        os.kill(w["pid"], signal.SIGKILL)
+    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+    data = DATA[:300 * 40]
+    r = Rank(g, data, room=32 * 300)
+    scattered = b"".join(data[i:i + 40] + b"#" * 7 for i in range(0, len(data), 40))
+    _, source = trainer.legacy(scattered)
+    pieces = [(r.at + 40 * i, 40, 47 * i, 0) for i in range(300)]
+    g.fail.write_text(fail)
+    out = r.copy([source], *pieces).ok(200)
+    assert (out["bytes"], out["gathered"], out["copies"]) == (len(data), gathered, 300 - gathered)
+    assert ("gather_problem" in out) == bool(fail) and fail[:12] in out.get("gather_problem", "")
+    r.pieces(*pieces)
+    g.seal(r.name, 0, 1, r.table_at)
+    place, target = trainer.legacy(b"#" * len(scattered))
+    assert r.copy([target], *pieces, to_device=True).ok(200)["gathered"] == gathered
+    assert trainer.bytes_at(place, len(scattered)) == scattered
+    g.fail.write_text("")
     r.drop()
 
 

@@ -30,5 +30,5 @@ enum {
 void fake_cuda_push(struct CUstream_st *s, int (*step)(void *arg), void *arg);
 /* The memory behind [p, p + bytes) of the fake device; NULL if that is no device memory. */
 void *fake_cuda_bytes(const void *p, size_t bytes);
-/* How many allocations, imports, reservations and page-locked ranges this process has. */
+/* How many allocations, imports, reservations, modules and page-locked ranges this process has. */
 int fake_cuda_left(void);

@@ -22,26 +22,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "fakes/fake_cuda.h"
+#include "fakes/libcuda_impl.h"
 
-enum { ALLOCATIONS = 4096, PINNED = 4096, PAGE = 4096, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101,
-       INVALID_CONTEXT = 201, INVALID_HANDLE = 400, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712,
-       NOT_REGISTERED = 713, NOT_SUPPORTED = 801 };
-
-struct work {
-	struct work *next;
-	int (*step)(void *arg);
-	void *arg;
-};
-
-struct CUstream_st {
-	struct work *first, **end;
-};
-
-struct CUevent_st {
-	struct CUstream_st *stream;
-	int pending;
-};
+enum { ALLOCATIONS = 4096, PINNED = 4096, PAGE = 4096 };
 
 struct CUctx_st {
 	int users;
@@ -66,9 +49,10 @@ struct vmm {
 
 static struct range allocations[ALLOCATIONS], pinned[PINNED];
 static struct vmm vmms[ALLOCATIONS];
-static cuda_result sticky;
+cuda_result fake_sticky;
+int fake_modules;
 static size_t used;
-static bool initialized;
+bool fake_initialized;
 static struct CUctx_st context, *current;
 
 static unsigned long number_of(const char *name, unsigned long otherwise)
@@ -93,8 +77,7 @@ static const char *spec_now(char *room, size_t n)
 	return room;
 }
 
-/* CUDA_OK, or the error that the environment asks for. */
-static cuda_result injected(const char *symbol)
+cuda_result fake_injected(const char *symbol)
 {
 	static char counted[64];
 	static unsigned long calls;
@@ -102,8 +85,8 @@ static cuda_result injected(const char *symbol)
 	const char *spec = spec_now(room, sizeof room);
 	size_t n = strlen(symbol);
 
-	if (sticky || !spec || strncmp(spec, symbol, n) != 0 || spec[n] != ':')
-		return sticky;
+	if (fake_sticky || !spec || strncmp(spec, symbol, n) != 0 || spec[n] != ':')
+		return fake_sticky;
 	if (strcmp(counted, symbol) != 0) {
 		snprintf(counted, sizeof counted, "%s", symbol);
 		calls = 0;
@@ -114,29 +97,9 @@ static cuda_result injected(const char *symbol)
 	if (nth && nth != calls)
 		return CUDA_OK;
 	cuda_result r = (cuda_result)strtoul(end + 1, &end, 10);
-	sticky = strncmp(end, ":sticky", 7) == 0 ? r : CUDA_OK;
+	fake_sticky = strncmp(end, ":sticky", 7) == 0 ? r : CUDA_OK;
 	return r;
 }
-
-/* Every call but cuInit and those about errors begins so. */
-#define BEGIN()                                         \
-	do {                                            \
-		cuda_result r_ = injected(__func__);    \
-		if (!initialized)                       \
-			return NOT_INITIALIZED;         \
-		if (r_ != CUDA_OK)                      \
-			return r_;                      \
-	} while (0)
-#define NEED_CONTEXT()                                  \
-	do {                                            \
-		if (!current || !current->users)        \
-			return INVALID_CONTEXT;         \
-	} while (0)
-
-#define X(member, symbol, params) cuda_result symbol params;
-CUDA_FUNCTIONS(X)
-FAKE_CUDA_EXPORTS(X)
-#undef X
 
 cuda_result cuInit(unsigned flags)
 {
@@ -147,8 +110,13 @@ cuda_result cuInit(unsigned flags)
 		raise(SIGSEGV);
 	if (r == CUDA_OK && flags)
 		r = INVALID_VALUE;
-	initialized = r == CUDA_OK;
+	fake_initialized = r == CUDA_OK;
 	return r;
+}
+
+bool fake_has_context(void)
+{
+	return current && current->users;
 }
 
 static const struct { cuda_result r; const char *name, *text; } errors[] = {
@@ -159,8 +127,10 @@ static const struct { cuda_result r; const char *name, *text; } errors[] = {
 	{ CUDA_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected" },
 	{ INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal" },
 	{ INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context" },
+	{ INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed" },
 	{ INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle" },
 	{ ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered" },
+	{ NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found" },
 	{ NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported" },
 	{ CUDA_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready" },
 	{ ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped" },
@@ -308,11 +278,14 @@ static int new_file(size_t bytes)
 	return fd;
 }
 
-static struct range *find(cuda_ptr p, enum kind kind)
+/* bytes: 0 for whatever it has. */
+static struct range *find(cuda_ptr p, size_t bytes, enum kind kind)
 {
-	for (int i = 0; i < ALLOCATIONS; i++)
-		if (allocations[i].p && allocations[i].kind == kind && (cuda_ptr)(uintptr_t)allocations[i].p == p)
-			return &allocations[i];
+	for (int i = 0; i < ALLOCATIONS; i++) {
+		struct range *a = &allocations[i];
+		if (a->p && a->kind == kind && (cuda_ptr)(uintptr_t)a->p == p && (!bytes || bytes == a->bytes))
+			return a;
+	}
 	return NULL;
 }
 
@@ -336,7 +309,7 @@ cuda_result cuMemAlloc_v2(cuda_ptr *out, size_t bytes)
 
 static cuda_result free_whole(cuda_ptr p, enum kind kind)
 {
-	struct range *a = find(p, kind);
+	struct range *a = find(p, 0, kind);
 
 	if (!a)
 		return INVALID_VALUE;
@@ -382,7 +355,7 @@ int fake_cuda_left(void)
 		n += (allocations[i].p != NULL) + (vmms[i].refs != 0);
 	for (int i = 0; i < PINNED; i++)
 		n += pinned[i].p != NULL;
-	return n;
+	return n + fake_modules;
 }
 
 cuda_result cuMemGetAddressRange_v2(cuda_ptr *base, size_t *bytes, cuda_ptr p)
@@ -555,8 +528,8 @@ cuda_result cuMemAddressReserve(cuda_ptr *out, size_t bytes, size_t align, cuda_
 cuda_result cuMemAddressFree(cuda_ptr p, size_t bytes)
 {
 	BEGIN();
-	struct range *a = find(p, RESERVED);
-	if (!a || a->bytes != bytes)
+	struct range *a = find(p, bytes, RESERVED);
+	if (!a)
 		return INVALID_VALUE;
 	munmap(a->p, 2 * bytes);
 	a->p = NULL;
@@ -589,8 +562,8 @@ cuda_result cuMemMap(cuda_ptr p, size_t bytes, size_t offset, cuda_allocation al
 cuda_result cuMemUnmap(cuda_ptr p, size_t bytes)
 {
 	BEGIN();
-	struct range *a = find(p, MAPPED);
-	if (!a || a->bytes != bytes)
+	struct range *a = find(p, bytes, MAPPED);
+	if (!a)
 		return INVALID_VALUE;
 	mmap(a->p + a->distance, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 	unref_vmm(&vmms[a->allocation - 1]);
@@ -601,8 +574,8 @@ cuda_result cuMemUnmap(cuda_ptr p, size_t bytes)
 cuda_result cuMemSetAccess(cuda_ptr p, size_t bytes, const struct CUmemAccessDesc_st *who, size_t count)
 {
 	BEGIN();
-	struct range *a = find(p, MAPPED);
-	if (!a || a->bytes != bytes || count != 1 || who->location.type != CUDA_LOCATION_DEVICE || who->flags != CUDA_ACCESS_READWRITE)
+	struct range *a = find(p, bytes, MAPPED);
+	if (!a || count != 1 || who->location.type != CUDA_LOCATION_DEVICE || who->flags != CUDA_ACCESS_READWRITE)
 		return INVALID_VALUE;
 	a->is_closed = false;
 	return CUDA_OK;
@@ -629,161 +602,39 @@ cuda_result cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags)
 	return CUDA_OK;
 }
 
+static struct range *pinned_at(const char *p)
+{
+	for (int i = 0; i < PINNED; i++)
+		if (pinned[i].p && p >= pinned[i].p && p < pinned[i].p + pinned[i].bytes)
+			return &pinned[i];
+	return NULL;
+}
+
+cuda_result cuMemHostGetDevicePointer_v2(cuda_ptr *out, void *p, unsigned flags)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	*out = (cuda_ptr)(uintptr_t)p;
+	return pinned_at(p) && !flags ? CUDA_OK : INVALID_VALUE;
+}
+
+unsigned char *fake_cuda_seen(uint64_t p, uint64_t bytes)
+{
+	char *at = (char *)(uintptr_t)p;
+	const struct range *r = pinned_at(at);
+
+	if (!r)
+		return fake_cuda_bytes(at, bytes);
+	return bytes <= r->bytes - (size_t)(at - r->p) ? (unsigned char *)at : NULL;
+}
+
 cuda_result cuMemHostUnregister(void *p)
 {
 	BEGIN();
 	NEED_CONTEXT();
-	for (int i = 0; i < PINNED; i++)
-		if (pinned[i].p && pinned[i].p == p) {
-			pinned[i].p = NULL;
-			return CUDA_OK;
-		}
-	return NOT_REGISTERED;
-}
-
-/* ---- streams ---- */
-
-void fake_cuda_push(struct CUstream_st *s, int (*step)(void *arg), void *arg)
-{
-	struct work *w = calloc(1, sizeof *w);
-
-	w->step = step;
-	w->arg = arg;
-	*s->end = w;
-	s->end = &w->next;
-}
-
-/* One piece of work at most; true if nothing was left to do before. */
-static bool advance(struct CUstream_st *s)
-{
-	struct work *w = s->first;
-
-	if (!w)
-		return true;
-	if (w->step(w->arg) == FAKE_LATER)
-		return false;
-	s->first = w->next;
-	if (!s->first)
-		s->end = &s->first;
-	free(w);
-	return false;
-}
-
-cuda_result cuStreamCreate(struct CUstream_st **out, unsigned flags)
-{
-	(void)flags;
-	BEGIN();
-	NEED_CONTEXT();
-	*out = calloc(1, sizeof **out);
-	(*out)->end = &(*out)->first;
+	struct range *r = pinned_at(p);
+	if (!r || r->p != p)
+		return NOT_REGISTERED;
+	r->p = NULL;
 	return CUDA_OK;
-}
-
-cuda_result cuStreamDestroy_v2(struct CUstream_st *s)
-{
-	BEGIN();
-	while (s->first) { /* work that never ends would hold us: it is dropped */
-		struct work *w = s->first;
-		s->first = w->next;
-		free(w);
-	}
-	free(s);
-	return CUDA_OK;
-}
-
-cuda_result cuStreamQuery(struct CUstream_st *s)
-{
-	BEGIN();
-	NEED_CONTEXT();
-	return advance(s) ? CUDA_OK : CUDA_NOT_READY;
-}
-
-cuda_result cuEventCreate(struct CUevent_st **out, unsigned flags)
-{
-	(void)flags;
-	BEGIN();
-	NEED_CONTEXT();
-	*out = calloc(1, sizeof **out);
-	return CUDA_OK;
-}
-
-cuda_result cuEventDestroy_v2(struct CUevent_st *e)
-{
-	BEGIN();
-	free(e);
-	return CUDA_OK;
-}
-
-static int reach_event(void *arg)
-{
-	((struct CUevent_st *)arg)->pending--;
-	return FAKE_DONE;
-}
-
-cuda_result cuEventRecord(struct CUevent_st *e, struct CUstream_st *s)
-{
-	BEGIN();
-	NEED_CONTEXT();
-	e->stream = s;
-	e->pending++;
-	fake_cuda_push(s, reach_event, e);
-	return CUDA_OK;
-}
-
-cuda_result cuEventQuery(struct CUevent_st *e)
-{
-	BEGIN();
-	NEED_CONTEXT();
-	if (e->pending)
-		(void)advance(e->stream);
-	return e->pending ? CUDA_NOT_READY : CUDA_OK;
-}
-
-struct copy {
-	void *to;
-	const void *from;
-	size_t bytes;
-};
-
-static int do_copy(void *arg)
-{
-	struct copy *c = arg;
-
-	memmove(c->to, c->from, c->bytes);
-	free(c);
-	return FAKE_DONE;
-}
-
-static cuda_result copy(void *to, const void *from, size_t bytes, struct CUstream_st *s)
-{
-	struct copy *c = calloc(1, sizeof *c);
-
-	if (!to || !from) {
-		free(c);
-		return INVALID_VALUE;
-	}
-	*c = (struct copy){ to, from, bytes };
-	fake_cuda_push(s, do_copy, c);
-	return CUDA_OK;
-}
-
-cuda_result cuMemcpyHtoDAsync_v2(cuda_ptr to, const void *from, size_t bytes, struct CUstream_st *s)
-{
-	BEGIN();
-	NEED_CONTEXT();
-	return copy(fake_cuda_bytes((void *)(uintptr_t)to, bytes), from, bytes, s);
-}
-
-cuda_result cuMemcpyDtoHAsync_v2(void *to, cuda_ptr from, size_t bytes, struct CUstream_st *s)
-{
-	BEGIN();
-	NEED_CONTEXT();
-	return copy(to, fake_cuda_bytes((void *)(uintptr_t)from, bytes), bytes, s);
-}
-
-cuda_result cuMemcpyDtoDAsync_v2(cuda_ptr to, cuda_ptr from, size_t bytes, struct CUstream_st *s)
-{
-	BEGIN();
-	NEED_CONTEXT();
-	return copy(fake_cuda_bytes((void *)(uintptr_t)to, bytes), fake_cuda_bytes((void *)(uintptr_t)from, bytes), bytes, s);
 }

@@ -135,6 +135,7 @@ static void cuda_close(struct device *d)
 				(void)cuda.event_destroy(c->marks[i]);
 		if (c->stream)
 			(void)cuda.stream_destroy(c->stream);
+		cuda_gather_end(c);
 	}
 	if (c->ctx)
 		(void)cuda.ctx_release(c->ordinal);
@@ -211,7 +212,7 @@ static enum err cuda_pin(struct device *d, void *p, uint64_t bytes)
 
 	TRY(cuda_enter(d));
 	snprintf(call, sizeof call, "cuMemHostRegister of %ju bytes", (uintmax_t)bytes);
-	return cuda_check(cuda.host_register(p, bytes, CUDA_HOST_PORTABLE), call);
+	return cuda_check(cuda.host_register(p, bytes, CUDA_HOST_PORTABLE | CUDA_HOST_DEVICEMAP), call);
 }
 
 static enum err cuda_unpin(struct device *d, void *p)
@@ -234,6 +235,7 @@ FALLIBLE enum err device_cuda_new(uint32_t index, struct device **out)
 	static const struct device_ops ops = {
 		.close = cuda_close, .alloc = cuda_alloc, .free = cuda_free, .copy = cuda_copy, .done = cuda_done,
 		.mark = cuda_mark, .mark_done = cuda_mark_done, .pin = cuda_pin, .unpin = cuda_unpin, .enter = cuda_enter,
+		.host_pointer = cuda_host_pointer, .gather = cuda_gather,
 		.import = cuda_import, .import_end = cuda_import_end, .stream = cuda_stream,
 	};
 

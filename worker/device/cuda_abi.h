@@ -12,6 +12,8 @@ struct CUctx_st;
 struct CUstream_st;
 struct CUevent_st;
 struct CUuuid_st;                           /* 16 bytes */
+struct CUmod_st;
+struct CUfunc_st;
 typedef unsigned long long cuda_allocation; /* CUmemGenericAllocationHandle */
 
 #ifndef CUDA_VERSION                        /* the toolkit's cuda.h has these of its own */
@@ -29,7 +31,7 @@ struct CUmemAccessDesc_st {
 
 enum {
 	CUDA_OK = 0, CUDA_OUT_OF_MEMORY = 2, CUDA_NO_DEVICE = 100, CUDA_NOT_READY = 600,
-	CUDA_UUID_BYTES = 16, CUDA_STREAM_NON_BLOCKING = 1, CUDA_EVENT_DISABLE_TIMING = 2, CUDA_HOST_PORTABLE = 1,
+	CUDA_UUID_BYTES = 16, CUDA_STREAM_NON_BLOCKING = 1, CUDA_EVENT_DISABLE_TIMING = 2, CUDA_HOST_PORTABLE = 1, CUDA_HOST_DEVICEMAP = 2,
 	CUDA_IPC_HANDLE_BYTES = 64, CUDA_IPC_LAZY_PEER_ACCESS = 1, CUDA_HANDLE_FD = 1, CUDA_LOCATION_DEVICE = 1, CUDA_ACCESS_READWRITE = 3,
 };
 
@@ -61,6 +63,13 @@ enum {
 	X(event_query, cuEventQuery, (struct CUevent_st *e))                                                     \
 	X(host_register, cuMemHostRegister_v2, (void *p, size_t bytes, unsigned flags))                          \
 	X(host_unregister, cuMemHostUnregister, (void *p))                                                       \
+	X(host_pointer, cuMemHostGetDevicePointer_v2, (cuda_ptr *out, void *p, unsigned flags))                  \
+	X(module_load, cuModuleLoadData, (struct CUmod_st **out, const void *image))                             \
+	X(module_unload, cuModuleUnload, (struct CUmod_st *m))                                                   \
+	X(module_function, cuModuleGetFunction, (struct CUfunc_st **out, struct CUmod_st *m, const char *name))  \
+	X(launch, cuLaunchKernel,                                                                                \
+	  (struct CUfunc_st *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, \
+	   struct CUstream_st *s, void **params, void **extra))                                                  \
 	X(ipc_open, cuIpcOpenMemHandle_v2, (cuda_ptr *out, struct CUipcMemHandle_st handle, unsigned flags))     \
 	X(ipc_close, cuIpcCloseMemHandle, (cuda_ptr p))                                                          \
 	X(range_of, cuMemGetAddressRange_v2, (cuda_ptr *base, size_t *bytes, cuda_ptr p))                        \

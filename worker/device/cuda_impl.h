@@ -21,9 +21,21 @@ struct cuda_dev {
 	struct CUstream_st *stream;
 	struct CUevent_st *marks[DEVICE_MARKS];
 	bool marked[DEVICE_MARKS];
+	struct cuda_gather {
+		bool tried;
+		enum err state;        /* of the first try: later ones give the same answer */
+		struct err_info why;
+		struct CUmod_st *module;
+		struct CUfunc_st *kernel;
+		struct gather_row *rows;    /* DEVICE_GATHER_MAX for each mark, and the same on the GPU */
+		cuda_ptr rows_there;
+	} gather;
 };
 
 /* OK, or an error that names the call and what the driver says. */
 FALLIBLE enum err cuda_check(cuda_result r, const char *call);
+enum err cuda_host_pointer(struct device *d, void *p, void **out);
+enum err cuda_gather(struct device *d, const struct device_piece *pieces, uint32_t n, uint32_t mark);
+void cuda_gather_end(struct cuda_dev *c);
 enum err cuda_import(struct device *d, const struct device_handle *h, struct device_import *out);
 enum err cuda_import_end(struct device *d, struct device_import *i);

@@ -115,6 +115,21 @@ FALLIBLE enum err device_unpin(struct device *d, void *p)
 	return d->ops->unpin(d, p);
 }
 
+FALLIBLE enum err device_host_pointer(struct device *d, void *p, void **out)
+{
+	if (!d->ops->host_pointer)
+		return ERR(BACKEND_UNAVAILABLE, "there is no GPU that could see host memory");
+	return d->ops->host_pointer(d, p, out);
+}
+
+FALLIBLE enum err device_gather(struct device *d, const struct device_piece *pieces, uint32_t n, uint32_t mark)
+{
+	must(n <= DEVICE_GATHER_MAX && mark < DEVICE_MARKS);
+	if (!d->ops->gather)
+		return ERR(BACKEND_UNAVAILABLE, "there is no GPU for a kernel");
+	return n ? d->ops->gather(d, pieces, n, mark) : OK;
+}
+
 FALLIBLE enum err device_import(struct device *d, const struct device_handle *h, struct device_import *out)
 {
 	if (!d->ops->import)

@@ -58,6 +58,20 @@ FALLIBLE enum err device_mark_wait(struct device *d, uint32_t mark, uint32_t dea
 FALLIBLE enum err device_pin(struct device *d, void *p, uint64_t bytes);
 FALLIBLE enum err device_unpin(struct device *d, void *p);
 
+/* ---- many small pieces ---- */
+
+enum { DEVICE_GATHER_MAX = 4096 };
+struct device_piece {
+	void *to;                      /* addresses as the GPU sees them: of its memory, or by device_host_pointer */
+	const void *from;
+	uint64_t bytes;
+};
+/* Fills out with the address at which the GPU sees page-locked host memory. */
+FALLIBLE enum err device_host_pointer(struct device *d, void *p, void **out);
+/* Copies up to DEVICE_GATHER_MAX pieces, which are read here, by one launch of a kernel. The last gather with this mark must be done:
+ * set the mark behind it, and wait for it. ERR_BACKEND_UNAVAILABLE: no kernel runs here, copy one by one; nothing was begun. */
+FALLIBLE enum err device_gather(struct device *d, const struct device_piece *pieces, uint32_t n, uint32_t mark);
+
 /* ---- memory of another process ---- */
 
 struct device_handle {

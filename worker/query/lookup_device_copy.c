@@ -4,6 +4,9 @@
  * stop the coordinator. Why a worker copies and not the trainer: the trainer's own copy needs page-locked memory that it must make and
  * hold, and its streams; a segment is page-locked here once and used for every step.
  *
+ * Small pieces are gathered: one launch of a kernel copies thousands of them (device_gather), where a kernel can be run and the segment
+ * is page-locked.
+ *
  * All copies are begun on one stream and a mark follows each WINDOW of them, so that the link never waits for us, and a device that does
  * not come on is noticed within STALL_MS. Pieces that touch are one copy. Whoever asked may change its weights when the answer is there:
  * by then the handles are closed. After an error that is not of the request's form something may be in flight or open: the coordinator
@@ -17,7 +20,7 @@
 #include "session/gpu.h"
 
 enum { ALLOCATIONS_MAX = 4096, PIECES_MAX = 1 << 22, WINDOW_BYTES = 64 << 20, WINDOW_COPIES = 512, COPY_BYTES = 16 << 20,
-       STALL_MS = 20000 };
+       STALL_MS = 20000, GATHER_BYTES = 64 << 10, GATHER_LEAST = 16 };
 
 /* A row of the table, little-endian. */
 struct piece {
@@ -39,6 +42,12 @@ struct device_copy {
 	uint64_t piece_count, bytes, copies;
 	uint64_t window_bytes, window_copies;
 	uint32_t mark;
+	char *seen;                    /* the segment as the GPU sees it; NULL: small pieces are copied like large ones */
+	struct piece *small;           /* begun with the next gather */
+	struct device_piece *ready;    /* the same for device_gather; as many */
+	uint32_t small_count;
+	uint64_t gathered;
+	char not_gathered[160];        /* why kernels do not run */
 };
 
 /* ------------------------------------------------------------------------------------------------------ the question */
@@ -166,7 +175,7 @@ static FALLIBLE enum err end_window(struct device_copy *c)
 	return device_mark_wait(c->w->gpu, c->mark, STALL_MS);
 }
 
-static FALLIBLE enum err copy(struct device_copy *c, const struct piece *p)
+static FALLIBLE enum err copy_one(struct device_copy *c, const struct piece *p)
 {
 	for (uint64_t done = 0; done < p->bytes;) {
 		uint64_t n = num_min(p->bytes - done, COPY_BYTES);
@@ -186,6 +195,68 @@ static FALLIBLE enum err copy(struct device_copy *c, const struct piece *p)
 	return OK;
 }
 
+/* No kernel: from here on all pieces are copied like large ones. */
+static void gather_not(struct device_copy *c)
+{
+	c->seen = NULL;
+	snprintf(c->not_gathered, sizeof c->not_gathered, "%.*s", (int)sizeof c->not_gathered - 1, err_last()->text);
+}
+
+static FALLIBLE enum err launch(struct device_copy *c)
+{
+	for (uint32_t i = 0; i < c->small_count; i++) {
+		const struct piece *p = &c->small[i];
+		char *host = c->seen + p->at, *there = (char *)c->imports[p->allocation].p + p->offset;
+		c->ready[i] = (struct device_piece){ c->to_device ? there : host, c->to_device ? host : there, p->bytes };
+	}
+	TRY(device_gather(c->w->gpu, c->ready, c->small_count, c->mark));
+	for (uint32_t i = 0; i < c->small_count; i++)
+		c->bytes += c->small[i].bytes;
+	c->gathered += c->small_count;
+	return end_window(c); /* its mark is the gather's */
+}
+
+/* Begins the pieces in `small`. */
+static FALLIBLE enum err gather(struct device_copy *c)
+{
+	enum err e = ERR_BACKEND_UNAVAILABLE;
+
+	if (c->small_count >= GATHER_LEAST) {
+		e = launch(c);
+		if (e == ERR_BACKEND_UNAVAILABLE)
+			gather_not(c);
+	}
+	for (uint32_t i = 0; e == ERR_BACKEND_UNAVAILABLE && i < c->small_count; i++)
+		TRY(copy_one(c, &c->small[i]));
+	c->small_count = 0;
+	return e == ERR_BACKEND_UNAVAILABLE ? OK : e;
+}
+
+static FALLIBLE enum err copy(struct device_copy *c, const struct piece *p)
+{
+	if (!c->seen || p->bytes > GATHER_BYTES)
+		return copy_one(c, p);
+	c->small[c->small_count++] = *p;
+	return c->small_count == DEVICE_GATHER_MAX ? gather(c) : OK;
+}
+
+/* Whether small pieces are gathered. A driver that does not map page-locked memory for its GPU is no error. */
+static FALLIBLE enum err prepare_gather(struct device_copy *c)
+{
+	void *seen;
+
+	if (c->segment.not_pinned || c->piece_count < GATHER_LEAST)
+		return OK;
+	c->small = mem_alloc(DEVICE_GATHER_MAX * sizeof *c->small);
+	c->ready = mem_alloc(DEVICE_GATHER_MAX * sizeof *c->ready);
+	NEED(c->small && c->ready, "no memory for small pieces");
+	if (device_host_pointer(c->w->gpu, c->segment.p, &seen) == OK)
+		c->seen = seen;
+	else
+		gather_not(c);
+	return OK;
+}
+
 static FALLIBLE enum err copy_all(struct device_copy *c)
 {
 	struct piece now = c->pieces[0];
@@ -200,6 +271,7 @@ static FALLIBLE enum err copy_all(struct device_copy *c)
 		now = *p;
 	}
 	TRY(copy(c, &now));
+	TRY(gather(c));
 	return device_wait(c->w->gpu, STALL_MS);
 }
 
@@ -216,6 +288,7 @@ static FALLIBLE enum err run(struct device_copy *c, const json_t *q, const int *
 	TRY(gpu_map_segment(c->w, fds[0], segment_bytes, &c->segment));
 	TRY(read_table(c, q, segment_bytes));
 	TRY(open_handles(c));
+	TRY(prepare_gather(c));
 	enum err e = copy_all(c);
 	if (e == ERR_TIMED_OUT) /* the process is of no use any more, as after any other error here */
 		return ERR(DEVICE_FAILED, "GPU %.48s: nothing was copied for %d s; look at nvidia-smi and dmesg for Xid errors", uuid,
@@ -233,16 +306,20 @@ enum err lookup_device_copy(struct worker *w, const json_t *q, const int *fds, u
 	mem_free(c.handles);
 	mem_free(c.imports);
 	mem_free(c.pieces);
+	mem_free(c.small);
+	mem_free(c.ready);
 	if (closed)
 		return closed;
 	if (e) {
 		err_restore(&info);
 		return e;
 	}
-	buf_printf(out, "{\"bytes\":%ju,\"copies\":%ju,\"pinned\":%s", (uintmax_t)c.bytes, (uintmax_t)c.copies,
-		   c.segment.not_pinned ? "false" : "true");
+	buf_printf(out, "{\"bytes\":%ju,\"copies\":%ju,\"gathered\":%ju,\"pinned\":%s", (uintmax_t)c.bytes, (uintmax_t)c.copies,
+		   (uintmax_t)c.gathered, c.segment.not_pinned ? "false" : "true");
 	if (c.segment.not_pinned)
 		buf_json_member(out, ",\"pin_problem\":", str_of(c.segment.not_pinned));
+	if (c.not_gathered[0])
+		buf_json_member(out, ",\"gather_problem\":", str_of(c.not_gathered));
 	buf_puts(out, "}");
 	return buf_status(out);
 }

@@ -374,7 +374,7 @@ class _Snapshot:
                 ring = ring and hand is not None  # else a daemon of before
                 slot = self._reserve(session, size + (hand.room if hand else 0))
                 views = session.fill(slot, layout, header)
-                take = hand and partial(hand.take, session.name, session.rank, first.generation, views)
+                take = partial(hand.take, session.name, session.rank, first.generation, views) if hand is not None else None
                 if o.overlap and first.hosts is None:
                     self._late = _overlap.begin(d, views, slot.into.new, take)
                 self._submit_early(session)

@@ -1,0 +1,250 @@
+/* libcuda_stream.c: the fake driver's streams, events, copies and the one kernel. See libcuda.c. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/gather.h"
+#include "fakes/libcuda_impl.h"
+
+struct work {
+	struct work *next;
+	int (*step)(void *arg);
+	void *arg;
+};
+
+struct CUstream_st {
+	struct work *first, **end;
+};
+
+struct CUevent_st {
+	struct CUstream_st *stream;
+	int pending;
+};
+
+void fake_cuda_push(struct CUstream_st *s, int (*step)(void *arg), void *arg)
+{
+	struct work *w = calloc(1, sizeof *w);
+
+	w->step = step;
+	w->arg = arg;
+	*s->end = w;
+	s->end = &w->next;
+}
+
+/* One piece of work at most; true if nothing was left to do before. */
+static bool advance(struct CUstream_st *s)
+{
+	struct work *w = s->first;
+
+	if (!w)
+		return true;
+	if (w->step(w->arg) == FAKE_LATER)
+		return false;
+	s->first = w->next;
+	if (!s->first)
+		s->end = &s->first;
+	free(w);
+	return false;
+}
+
+cuda_result cuStreamCreate(struct CUstream_st **out, unsigned flags)
+{
+	(void)flags;
+	BEGIN();
+	NEED_CONTEXT();
+	*out = calloc(1, sizeof **out);
+	(*out)->end = &(*out)->first;
+	return CUDA_OK;
+}
+
+cuda_result cuStreamDestroy_v2(struct CUstream_st *s)
+{
+	BEGIN();
+	while (s->first) { /* work that never ends would hold us: it is dropped */
+		struct work *w = s->first;
+		s->first = w->next;
+		free(w);
+	}
+	free(s);
+	return CUDA_OK;
+}
+
+cuda_result cuStreamQuery(struct CUstream_st *s)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	return advance(s) ? CUDA_OK : CUDA_NOT_READY;
+}
+
+cuda_result cuEventCreate(struct CUevent_st **out, unsigned flags)
+{
+	(void)flags;
+	BEGIN();
+	NEED_CONTEXT();
+	*out = calloc(1, sizeof **out);
+	return CUDA_OK;
+}
+
+cuda_result cuEventDestroy_v2(struct CUevent_st *e)
+{
+	BEGIN();
+	free(e);
+	return CUDA_OK;
+}
+
+static int reach_event(void *arg)
+{
+	((struct CUevent_st *)arg)->pending--;
+	return FAKE_DONE;
+}
+
+cuda_result cuEventRecord(struct CUevent_st *e, struct CUstream_st *s)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	e->stream = s;
+	e->pending++;
+	fake_cuda_push(s, reach_event, e);
+	return CUDA_OK;
+}
+
+cuda_result cuEventQuery(struct CUevent_st *e)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	if (e->pending)
+		(void)advance(e->stream);
+	return e->pending ? CUDA_NOT_READY : CUDA_OK;
+}
+
+struct copy {
+	void *to;
+	const void *from;
+	size_t bytes;
+};
+
+static int do_copy(void *arg)
+{
+	struct copy *c = arg;
+
+	memmove(c->to, c->from, c->bytes);
+	free(c);
+	return FAKE_DONE;
+}
+
+static cuda_result copy(void *to, const void *from, size_t bytes, struct CUstream_st *s)
+{
+	struct copy *c = calloc(1, sizeof *c);
+
+	if (!to || !from) {
+		free(c);
+		return INVALID_VALUE;
+	}
+	*c = (struct copy){ to, from, bytes };
+	fake_cuda_push(s, do_copy, c);
+	return CUDA_OK;
+}
+
+cuda_result cuMemcpyHtoDAsync_v2(cuda_ptr to, const void *from, size_t bytes, struct CUstream_st *s)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	return copy(fake_cuda_bytes((void *)(uintptr_t)to, bytes), from, bytes, s);
+}
+
+cuda_result cuMemcpyDtoHAsync_v2(void *to, cuda_ptr from, size_t bytes, struct CUstream_st *s)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	return copy(to, fake_cuda_bytes((void *)(uintptr_t)from, bytes), bytes, s);
+}
+
+cuda_result cuMemcpyDtoDAsync_v2(cuda_ptr to, cuda_ptr from, size_t bytes, struct CUstream_st *s)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	return copy(fake_cuda_bytes((void *)(uintptr_t)to, bytes), fake_cuda_bytes((void *)(uintptr_t)from, bytes), bytes, s);
+}
+
+/* ---- kernels: the one that there is, by the function that it is made of ---- */
+
+struct CUmod_st {
+	int kernels;
+};
+
+struct CUfunc_st {
+	struct CUmod_st *module;
+};
+
+struct launch {
+	struct gather_row *rows;       /* behind the device's address */
+	unsigned count, blocks, threads;
+};
+
+cuda_result cuModuleLoadData(struct CUmod_st **out, const void *image)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	if (!strstr(image, ".visible .entry dcpd_gather("))
+		return INVALID_PTX;
+	*out = calloc(1, sizeof **out);
+	fake_modules++;
+	return CUDA_OK;
+}
+
+cuda_result cuModuleUnload(struct CUmod_st *m)
+{
+	BEGIN();
+	fake_modules--;
+	free(m);
+	return CUDA_OK;
+}
+
+cuda_result cuModuleGetFunction(struct CUfunc_st **out, struct CUmod_st *m, const char *name)
+{
+	static struct CUfunc_st gather;
+
+	BEGIN();
+	if (strcmp(name, "dcpd_gather") != 0)
+		return NOT_FOUND;
+	gather.module = m;
+	*out = &gather;
+	return CUDA_OK;
+}
+
+static int do_gather(void *arg)
+{
+	struct launch *l = arg;
+
+	for (unsigned block = 0; block < l->blocks && !fake_sticky; block++)
+		for (unsigned i = block; i < l->count; i += l->blocks) {
+			const struct gather_row *r = &l->rows[i];
+			unsigned char *to = fake_cuda_seen(r->to, r->bytes), *from = fake_cuda_seen(r->from, r->bytes);
+			if (!to || !from)
+				fake_sticky = ILLEGAL_ADDRESS;
+			for (unsigned thread = 0; to && from && thread < l->threads; thread++)
+				gather_part(to, from, r->bytes, thread, l->threads);
+		}
+	free(l);
+	return FAKE_DONE;
+}
+
+cuda_result cuLaunchKernel(struct CUfunc_st *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+			   unsigned shared, struct CUstream_st *s, void **params, void **extra)
+{
+	struct launch l = { .blocks = gx, .threads = bx };
+	cuda_ptr rows;
+
+	BEGIN();
+	NEED_CONTEXT();
+	if (!f->module || !gx || gy != 1 || gz != 1 || !bx || bx > 1024 || by != 1 || bz != 1 || shared || extra)
+		return INVALID_VALUE;
+	memcpy(&rows, params[0], sizeof rows); /* arguments are read by the call */
+	memcpy(&l.count, params[1], sizeof l.count);
+	l.rows = fake_cuda_bytes((void *)(uintptr_t)rows, l.count * sizeof *l.rows);
+	if (!l.rows)
+		return INVALID_VALUE;
+	struct launch *kept = calloc(1, sizeof *kept);
+	*kept = l;
+	fake_cuda_push(s, do_gather, kept);
+	return CUDA_OK;
+}

@@ -1,0 +1,188 @@
+/* test_device_gather.c: many small pieces by one launch, in both directions: every distance of the addresses from a word's boundary, every
+ * short length, nothing written beside a piece; and a driver that does not run the kernel. The fake driver runs the kernel's own function;
+ * the cases without injected errors run over a real GPU too (make check-gpu). */
+#include "device/device.h"
+
+#include "base/mem.h"
+#include "lib/t_fakes.h"
+
+enum { ROOM = 1 << 20, WAIT_MS = 20000, BESIDE = 0x5a };
+
+static struct device *need_device(void)
+{
+	struct device *d;
+
+	if (t_gpu() && device_cuda_open() != OK)
+		_exit(T_NO_GPU);
+	C_OK(device_open(0, &d));
+	return d;
+}
+
+struct world {
+	struct device *d;
+	unsigned char *host, *seen, *want, *back;
+	char *there;
+	struct device_piece *pieces;
+	uint32_t n;
+};
+
+static void begin(struct world *w)
+{
+	void *p;
+
+	*w = (struct world){ .d = need_device() };
+	C_TRUE(posix_memalign((void **)&w->host, 4096, ROOM) == 0);
+	w->want = mem_alloc(ROOM);
+	w->back = mem_alloc(ROOM);
+	w->pieces = mem_zalloc(DEVICE_GATHER_MAX, sizeof *w->pieces);
+	C_TRUE(w->want && w->back && w->pieces);
+	C_OK(device_alloc(w->d, ROOM, &p));
+	w->there = p;
+	C_OK(device_pin(w->d, w->host, ROOM));
+	C_OK(device_host_pointer(w->d, w->host, &p));
+	w->seen = p;
+}
+
+static void end(struct world *w)
+{
+	C_OK(device_unpin(w->d, w->host));
+	device_free(w->d, w->there);
+	device_close(w->d);
+	free(w->host);
+	mem_free(w->want);
+	mem_free(w->back);
+	mem_free(w->pieces);
+}
+
+/* Source and target: to the host the pattern is on the device, and the other way round. Makes `want` of it. */
+static void lay_out(struct world *w, bool to_host)
+{
+	unsigned char *pattern = w->back;
+	uint64_t at = 0;
+
+	for (uint32_t i = 0; i < ROOM; i++)
+		pattern[i] = (unsigned char)(i * 131 + i / 251 + 1);
+	memset(w->want, BESIDE, ROOM);
+	for (w->n = 0; w->n < 17 * 17 * 8; w->n++) {
+		uint32_t a = w->n % 17, b = w->n / 17 % 17;
+		uint64_t bytes = w->n / 289 == 7 ? 1000 + w->n : w->n / 289 * 7 + a % 5;
+		uint64_t from = at + a, to = at + b;
+		w->pieces[w->n] = to_host ? (struct device_piece){ w->seen + to, w->there + from, bytes }
+					  : (struct device_piece){ w->there + to, w->seen + from, bytes };
+		memcpy(w->want + to, pattern + from, bytes);
+		at += bytes + 32 - bytes % 16;
+		C_TRUE(at + 8192 < ROOM);
+	}
+}
+
+static void gather_case(void *arg)
+{
+	bool to_host = arg != NULL;
+	struct world w;
+
+	begin(&w);
+	lay_out(&w, to_host);
+	if (!to_host)
+		memcpy(w.host, w.back, ROOM);
+	C_OK(device_copy(w.d, w.there, w.back, ROOM, DEVICE_PUT));
+	C_OK(device_wait(w.d, WAIT_MS));
+	memset(w.back, BESIDE, ROOM);
+	if (to_host)
+		memset(w.host, BESIDE, ROOM);
+	else
+		C_OK(device_copy(w.d, w.there, w.back, ROOM, DEVICE_PUT));
+	C_OK(device_gather(w.d, w.pieces, w.n, 3));
+	C_OK(device_mark(w.d, 3));
+	memset(w.pieces, 0, w.n * sizeof *w.pieces); /* read by the call */
+	C_OK(device_mark_wait(w.d, 3, WAIT_MS));
+	if (!to_host)
+		C_OK(device_copy(w.d, w.back, w.there, ROOM, DEVICE_GET));
+	C_OK(device_wait(w.d, WAIT_MS));
+	C_TRUE(memcmp(to_host ? w.host : w.back, w.want, ROOM) == 0);
+	C_OK(device_gather(w.d, w.pieces, 0, 0));
+	end(&w);
+}
+
+static void test_gather(void **)
+{
+	t_fakes_run(gather_case, NULL);
+	t_fakes_run(gather_case, "to the host");
+}
+
+/* The text of the calls that prepare a kernel, the driver's answer. */
+static const char *const refusals[][2] = {
+	{ "cuModuleLoadData:1:218", "cuModuleLoadData: a PTX JIT compilation failed" },
+	{ "cuModuleLoadData:1:222", "cuModuleLoadData: the driver has no text for it" },
+	{ "cuModuleGetFunction:1:500", "cuModuleGetFunction: named symbol not found" },
+	{ "cuMemAlloc_v2:1:2", "cuMemAlloc: out of memory" },
+};
+
+static void refused_case(void *arg)
+{
+	const char *const *refusal = arg;
+	struct device_piece piece;
+	struct world w;
+
+	begin(&w);
+	piece = (struct device_piece){ w.seen, w.there, 10 };
+	setenv("FAKE_CUDA_FAIL", refusal[0], 1);
+	C_ERR(BACKEND_UNAVAILABLE, device_gather(w.d, &piece, 1, 0));
+	C_TEXT(refusal[1]);
+	unsetenv("FAKE_CUDA_FAIL");
+	C_ERR(BACKEND_UNAVAILABLE, device_gather(w.d, &piece, 1, 0)); /* not tried again */
+	C_TEXT(refusal[1]);
+	C_OK(device_copy(w.d, w.host, w.there, 10, DEVICE_GET));
+	C_OK(device_wait(w.d, WAIT_MS));
+	end(&w);
+}
+
+static void launch_case(void *)
+{
+	struct device_piece piece;
+	struct world w;
+
+	begin(&w);
+	piece = (struct device_piece){ w.seen, w.there, 10 };
+	setenv("FAKE_CUDA_FAIL", "cuLaunchKernel:1:701", 1);
+	C_ERR(DEVICE_FAILED, device_gather(w.d, &piece, 1, 0));
+	C_TEXT("cuLaunchKernel");
+	unsetenv("FAKE_CUDA_FAIL");
+	piece.from = w.want; /* the host's own memory: the context is lost, as it is on a GPU */
+	C_OK(device_gather(w.d, &piece, 1, 0));
+	C_ERR(DEVICE_FAILED, device_wait(w.d, WAIT_MS));
+	C_TEXT("CUDA_ERROR_ILLEGAL_ADDRESS");
+}
+
+static void test_refused(void **)
+{
+	if (t_gpu())
+		skip();
+	for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++)
+		t_fakes_run(refused_case, (void *)refusals[i]);
+	t_fakes_run(launch_case, NULL);
+}
+
+static void cpu_case(void *)
+{
+	struct device_piece piece = { .bytes = 1 };
+	struct device *d;
+	void *p;
+
+	C_OK(device_open(DEVICE_CPU, &d));
+	C_ERR(BACKEND_UNAVAILABLE, device_gather(d, &piece, 1, 0));
+	C_ERR(BACKEND_UNAVAILABLE, device_host_pointer(d, &piece, &p));
+	device_close(d);
+}
+
+static void test_cpu(void **)
+{
+	t_fakes_run(cpu_case, NULL);
+}
+
+int main(int, char **argv)
+{
+	const struct CMUnitTest tests[] = { cmocka_unit_test(test_gather), cmocka_unit_test(test_refused), cmocka_unit_test(test_cpu) };
+
+	t_fakes_use(argv);
+	return cmocka_run_group_tests_name("device_gather", tests, NULL, NULL);
+}

@@ -1,0 +1,13 @@
+/* gather.cu: the kernel that copies many small pieces. clang makes gather.ptx of it, as CUDA (make ptx). That is part of the source, so
+ * that a build needs neither a toolkit nor a clang that knows GPUs; the driver compiles the PTX for its GPU. */
+#pragma clang force_cuda_host_device begin
+#include "device/gather.h"
+#pragma clang force_cuda_host_device end
+
+extern "C" __attribute__((global)) void dcpd_gather(const struct gather_row *rows, uint32_t count)
+{
+	uint32_t thread = (uint32_t)__nvvm_read_ptx_sreg_tid_x(), threads = (uint32_t)__nvvm_read_ptx_sreg_ntid_x();
+
+	for (uint32_t i = (uint32_t)__nvvm_read_ptx_sreg_ctaid_x(); i < count; i += (uint32_t)__nvvm_read_ptx_sreg_nctaid_x())
+		gather_part((unsigned char *)rows[i].to, (const unsigned char *)rows[i].from, rows[i].bytes, thread, threads);
+}
