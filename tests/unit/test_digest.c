@@ -6,7 +6,7 @@
 #include <zlib.h>
 
 #include "base/mem.h"
-#include "io/digest.h"
+#include "io/copy.h"
 
 static void assert_digest(const char *text, uint32_t crc, const char *hex)
 {
@@ -84,12 +84,42 @@ static void test_combine_long(void **state)
 	assert_int_equal(digest_crc32_combine(whole, 0, 0), whole);
 }
 
+/* Copies of any length to and from any address have exactly the bytes, and the digests of what was written. */
+static void test_copy_hashed(void **state)
+{
+	static const size_t lengths[] = { 0, 1, 15, 16, 63, 64, 65, 79, 80, 1000, 16383, 16384, 16385, 100000 };
+	static unsigned char from[100100], to[100100], want[100100];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof from; i++)
+		from[i] = (unsigned char)(i * 2654435761u >> 11);
+	for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+		for (unsigned k = 0; k < 64; k++) {
+			size_t n = lengths[i], a = k % 8 * 9, b = k / 8 * 7;
+			unsigned which = k % 4;
+			struct digest_stream stream;
+			struct digest got, plain;
+			memset(to, 0xa5, sizeof to);
+			memset(want, 0xa5, sizeof want);
+			memcpy(want + b, from + a, n);
+			digest_begin_one(&stream, which);
+			copy_hashed(&stream, to + b, from + a, n);
+			assert_memory_equal(to, want, sizeof to);
+			digest_end(&stream, &got);
+			digest_block(from + a, n, &plain);
+			if (which & DIGEST_XXH3)
+				assert_memory_equal(got.xxh3_128, plain.xxh3_128, sizeof plain.xxh3_128);
+			if (which & DIGEST_CRC32)
+				assert_int_equal(got.crc32, plain.crc32);
+		}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_known_values),
 		cmocka_unit_test(test_against_libraries),
-		cmocka_unit_test(test_combine_long),
+		cmocka_unit_test(test_combine_long), cmocka_unit_test(test_copy_hashed),
 	};
 	return cmocka_run_group_tests_name("digest", tests, NULL, NULL);
 }

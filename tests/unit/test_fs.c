@@ -456,6 +456,46 @@ static void test_cached(void **state)
 	T_OK(fs_close(&fd));
 }
 
+/* Cached pages can be mapped, from any byte to any; what is not cached, or lies behind the file's end, is left to a read. */
+static void test_map_cached(void **state)
+{
+	static unsigned char bytes[20 * 4096];
+	struct fs_window w;
+	int fd;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bytes; i++)
+		bytes[i] = (unsigned char)(i * 2654435761u >> 13);
+	T_OK(fs_open(fx.root.fd, "f", O_RDWR | O_CREAT, 0600, &fd));
+	T_OK(fs_pwrite(fd, bytes, sizeof bytes, 0, "f"));
+	if (!fs_map_cached(fd, 0, sizeof bytes, &w)) {
+		fs_drop(&fd);
+		skip(); /* before Linux 6.5 */
+	}
+	fs_unmap_cached(&w);
+	assert_null(w.map);
+	for (uint64_t at = 1; at < sizeof bytes; at += 5555) {
+		uint64_t n = (sizeof bytes - at) / (at % 3 + 1);
+		assert_true(fs_map_cached(fd, at, n, &w));
+		assert_memory_equal(w.p, bytes + at, n);
+		fs_unmap_cached(&w);
+	}
+	assert_false(fs_map_cached(fd, 0, 0, &w));
+	assert_false(fs_map_cached(fd, 1, sizeof bytes, &w));
+	assert_false(fs_map_cached(fd, UINT64_MAX - 1, 4096, &w));
+	assert_false(fs_map_cached(fd, 4096, UINT64_MAX, &w));
+	assert_int_equal(fsync(fd), 0);
+	assert_int_equal(posix_fadvise(fd, 8 * 4096, 4096, POSIX_FADV_DONTNEED), 0);
+	if (!fs_in_memory(fx.root.fd) && !fs_pread_cached(fd, bytes, 4096, 8 * 4096)) {
+		assert_false(fs_map_cached(fd, 0, sizeof bytes, &w));
+		assert_false(fs_map_cached(fd, 8 * 4096 + 4095, 1, &w));
+		assert_true(fs_map_cached(fd, 0, 8 * 4096, &w));
+		fs_unmap_cached(&w);
+	}
+	T_OK(fs_close(&fd));
+	T_OK(fs_unlink(fx.root.fd, "f"));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -464,7 +504,7 @@ int main(void)
 		WITH_ROOT(test_directories),
 		WITH_ROOT(test_counts), WITH_ROOT(test_access),
 		WITH_ROOT(test_rename),
-		WITH_ROOT(test_read_and_write), WITH_ROOT(test_cached),
+		WITH_ROOT(test_read_and_write), WITH_ROOT(test_cached), WITH_ROOT(test_map_cached),
 		WITH_ROOT(test_list),
 		WITH_ROOT(test_remove_tree),
 		WITH_ROOT(test_remove_tree_is_bounded),

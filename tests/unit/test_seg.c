@@ -308,7 +308,48 @@ static void test_shrunk(void **state)
 	shrink_and_touch();
 }
 
-/* Another library put its handler in after ours. */
+struct nested {
+	struct touch *first, *gone, *last;
+	enum err inner;
+};
+
+static void touch_in_turn(void *user)
+{
+	struct nested *n = user;
+
+	touch_all(n->first);
+	n->inner = seg_guard(touch_all, n->gone);
+	touch_all(n->last);
+}
+
+/* The inner guard takes what it covers, and leaves the outer one as it was. */
+static void test_nested_guards(void **state)
+{
+	char name[SEG_NAME_MAX];
+	struct seg_map m;
+	int fd;
+
+	(void)state;
+	T_OK(seg_create(&nobody, 4 * PAGE, name, &fd));
+	T_OK(seg_unlink(name));
+	T_OK(seg_map(fd, 4 * PAGE, true, &m));
+	memset(m.p, 1, m.bytes);
+	assert_int_equal(ftruncate(fd, 2 * PAGE), 0);
+	struct touch there = { m.p, PAGE, 0 }, behind = { m.p + PAGE, PAGE, 0 }, gone = { m.p, 4 * PAGE, 0 };
+	struct nested fine = { &there, &behind, &there, OK }, inside = { &there, &gone, &behind, OK },
+		      outside = { &there, &gone, &gone, OK };
+	T_OK(seg_guard(touch_in_turn, &fine));
+	T_OK(fine.inner);
+	T_OK(seg_guard(touch_in_turn, &inside));
+	T_ERR(SEGMENT_SHRUNK, inside.inner);
+	assert_int_equal(behind.sum, 2);
+	T_ERR(SEGMENT_SHRUNK, seg_guard(touch_in_turn, &outside));
+	T_ERR(SEGMENT_SHRUNK, outside.inner);
+	T_OK(seg_guard(touch_all, &there));
+	seg_unmap(&m);
+	close(fd);
+}
+
 /* Whoever leaves a mapping has it no more; the pages go with the last one. */
 static void test_leavings(void **state)
 {
@@ -337,6 +378,7 @@ static void test_leavings(void **state)
 	close(fd);
 }
 
+/* Another library put its handler in after ours. */
 static void test_guard_survives_other_handlers(void **state)
 {
 	struct sigaction old;
@@ -423,7 +465,7 @@ int main(void)
 		cmocka_unit_test(test_squatting),
 		cmocka_unit_test(test_grant),
 		cmocka_unit_test(test_list),
-		cmocka_unit_test(test_shrunk),
+		cmocka_unit_test(test_shrunk), cmocka_unit_test(test_nested_guards),
 		cmocka_unit_test(test_leavings),
 		cmocka_unit_test(test_guard_survives_other_handlers),
 		cmocka_unit_test(test_threads),

@@ -303,6 +303,38 @@ def test_a_segment_that_shrinks_while_it_is_read(roots):
     s.close()
 
 
+@pytest.mark.parametrize("what, code", [("target", "segment_shrunk"), ("file", "storage_io")])
+def test_what_shrinks_while_a_load_copies_from_the_page_cache(roots, what, code):
+    """The error names what became smaller; the same load works once it is whole again."""
+    n = 16 << 20
+    data = os.urandom(n)
+    s, t = (Segments([lib.image({"x": ("U8", (n,), d)})]) for d in (data, bytes(n)))
+    load = {"source": at(f"cached-{what}", "out"), "target": {"state_dict": "t"}, "options": {"verify": "none"}}
+    hits = []
+
+    def shrink(g, i, f):
+        if g.kind == "load" and f.type == "STATE" and f.body["state"] == "running" and not hits:
+            hits.append(1)
+            os.ftruncate(t.fds[0], 1 << 20) if what == "target" else os.truncate(file, 1 << 20)
+        return False
+
+    with Gang(1, roots, on=shrink) as g:
+        g.kind = "save"
+        done(save(g, s, f"cached-{what}"))
+        file = next((roots["out"] / f"cached-{what}").glob("*.distcp"))
+        whole = file.read_bytes()  # and its pages are in the cache
+        g.kind = "load"
+        p = failed(g.job("load", load, {"t": t}), code)
+        assert hits and (p["rank"] == 0 if what == "target" else file.name in p["file"]), p
+        t.close()
+        file.write_bytes(whole)
+        t = Segments([lib.image({"x": ("U8", (n,), bytes(n))})])
+        done(g.job("load", load, {"t": t}))
+        assert os.pread(t.fds[0], n, os.fstat(t.fds[0]).st_size - n) == data
+    s.close()
+    t.close()
+
+
 @pytest.mark.parametrize("data", [b"", b"\0" * 8, b"\xff" * 64, struct.pack("<Q", 16) + b"{}" + b" " * 14 + b"x",
                                   struct.pack("<Q", 1 << 40) + b"{}", struct.pack("<Q", 2) + b"[]"])
 def test_a_segment_that_is_no_image(gang, data):

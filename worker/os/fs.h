@@ -59,6 +59,16 @@ FALLIBLE enum err fs_read_all_stat(int dirfd, const char *path, uint64_t max_byt
 FALLIBLE enum err fs_pread(int fd, void *into, size_t n, uint64_t offset, const char *name);   /* exactly n or an error */
 /* Reads n bytes if all of them are in memory: in the page cache, or in a file on tmpfs. False: they are not, and `into` has anything. */
 bool fs_pread_cached(int fd, void *into, size_t n, uint64_t offset);
+/* A part of a file as a mapping. */
+struct fs_window {
+	const unsigned char *p;
+	void *map;
+	size_t bytes;                  /* of map */
+};
+/* Maps [offset, offset + n) for reading if all of it is in the page cache. false: read it. A file may shrink meanwhile: touch the window
+ * inside seg_guard (os/seg.h) only. */
+bool fs_map_cached(int fd, uint64_t offset, uint64_t n, struct fs_window *out);
+void fs_unmap_cached(struct fs_window *w);
 FALLIBLE enum err fs_pwrite(int fd, const void *from, size_t n, uint64_t offset, const char *name);
 /* Counts bytes read or written through fd by another way than fs_pread and fs_pwrite, if fd was opened beneath a root. */
 void fs_count(int fd, bool written, uint64_t bytes);

@@ -222,6 +222,8 @@ static FALLIBLE enum err enter_landlock(const struct sandbox_spec *spec, int *ab
 
 /* ---- seccomp ---- */
 
+enum { CACHESTAT = 451 }; /* the same on all machines; libseccomp knows it from 2.5.5 on */
+
 static const int allowed[] = {
 	/* files that are open, and names beneath a directory's descriptor */
 	SCMP_SYS(read), SCMP_SYS(write), SCMP_SYS(readv), SCMP_SYS(writev), SCMP_SYS(pread64), SCMP_SYS(pwrite64),
@@ -234,7 +236,7 @@ static const int allowed[] = {
 	SCMP_SYS(utimensat), SCMP_SYS(io_uring_enter),
 	/* memory, threads, time, signals to ourselves */
 	SCMP_SYS(munmap), SCMP_SYS(mremap), SCMP_SYS(madvise), SCMP_SYS(mlock), SCMP_SYS(mlock2), SCMP_SYS(munlock),
-	SCMP_SYS(msync), SCMP_SYS(mincore), SCMP_SYS(brk), SCMP_SYS(memfd_create), SCMP_SYS(futex),
+	SCMP_SYS(msync), SCMP_SYS(mincore), CACHESTAT, SCMP_SYS(brk), SCMP_SYS(memfd_create), SCMP_SYS(futex),
 	SCMP_SYS(set_robust_list), SCMP_SYS(get_robust_list), SCMP_SYS(rseq), SCMP_SYS(set_tid_address),
 	SCMP_SYS(membarrier), SCMP_SYS(exit), SCMP_SYS(exit_group), SCMP_SYS(sched_yield),
 	SCMP_SYS(sched_getaffinity), SCMP_SYS(sched_setaffinity), SCMP_SYS(getcpu), SCMP_SYS(nanosleep),

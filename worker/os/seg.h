@@ -52,6 +52,7 @@ FALLIBLE enum err seg_map_ring(int fd, uint64_t at, uint64_t bytes, struct seg_m
 /* Enters [p, p + bytes) of a mapping into the page tables in one call instead of one fault a page. Only a hint.
  * fresh: they are new and will be written. Else those that are there are mapped 16 by 16, for writing too: a shared mapping's are. */
 void seg_populate(const void *p, uint64_t bytes, bool fresh);
-/* Runs fn(user) with SIGBUS turned into ERR_SEGMENT_SHRUNK. fn must not take locks or allocate. Per thread, not nested.
+/* Runs fn(user) with SIGBUS turned into ERR_SEGMENT_SHRUNK. fn must not take locks or allocate. Per thread; may be nested: the innermost
+ * guard ends.
  * A SIGBUS outside of a guard goes to whoever handled it before, else it ends the process. Cheap: one system call. */
 FALLIBLE enum err seg_guard(void (*fn)(void *user), void *user);

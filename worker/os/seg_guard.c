@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "os/seg.h"
@@ -60,12 +61,22 @@ static FALLIBLE enum err ensure_handler(void)
 
 enum err seg_guard(void (*fn)(void *user), void *user)
 {
-	must(!guarded);
+	sigjmp_buf outer;
+	const bool nested = guarded;
+
 	TRY(ensure_handler());
-	if (sigsetjmp(way_out, SAVE_MASK) != 0)
+	if (nested)
+		memcpy(&outer, &way_out, sizeof outer);
+	if (sigsetjmp(way_out, SAVE_MASK) != 0) {
+		if (nested)
+			memcpy(&way_out, &outer, sizeof outer);
+		guarded = nested;
 		return ERR(SEGMENT_SHRUNK, "the segment became smaller while it was used");
+	}
 	guarded = 1;
 	fn(user);
-	guarded = 0;
+	if (nested)
+		memcpy(&way_out, &outer, sizeof outer);
+	guarded = nested;
 	return OK;
 }

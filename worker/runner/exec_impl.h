@@ -105,6 +105,16 @@ FALLIBLE enum err exec_scan_begin(struct slot *s);
 FALLIBLE enum err exec_count(struct run *run, uint64_t scan, const struct src_info *info, const unsigned char *bytes);
 FALLIBLE enum err exec_scan_advance(struct slot *s);
 
+/* The mode of loads. */
+static inline bool exec_fills(const struct run *run)
+{
+	return run->head->opts.mode == RUN_FILL_SEGMENTS;
+}
+/* Takes a scan's bytes from [offset, …) of fd, if they are in memory, to its place: sc->direct_at, else s->in. Bytes that go nowhere
+ * (verify) are only hashed. *stream: their digests, by `which` (digest.h). *got_out false: not all were in memory. */
+FALLIBLE enum err exec_read_cached(struct slot *s, const struct slot_scan *sc, int fd, uint64_t offset, unsigned which,
+				   struct digest_stream *stream, bool *got_out);
+
 /* exec_share.c. The block's digests are known: sets sb->shared if it need not be written (now). */
 FALLIBLE enum err exec_share_block(struct slot *s, struct slot_block *sb);
 /* The same of the archive around a payload. */

@@ -19,12 +19,7 @@
 #include "store/checked.h"
 #include "tensor/linear.h"
 
-enum { CACHED_PIECE = 256 << 10, CACHED_MIN = 64 << 10, POPULATE_MIN = 64 << 10, POPULATE_SPARSE = 8 };
-
-static bool fills(const struct run *run)
-{
-	return run->head->opts.mode == RUN_FILL_SEGMENTS;
-}
+enum { CACHED_MIN = 64 << 10, POPULATE_MIN = 64 << 10, POPULATE_SPARSE = 8 };
 
 enum err exec_scan_begin(struct slot *s)
 {
@@ -74,7 +69,7 @@ static FALLIBLE enum err find_direct(struct slot *s, const struct run_src *src, 
 	struct src_row row;
 	unsigned char *base;
 
-	if (!fills(run) || src->piece_count != 1)
+	if (!exec_fills(run) || src->piece_count != 1)
 		return OK;
 	const struct run_dst *d = &run->dsts[run->pieces[src->first_piece]];
 	if (!sources_row(run, src, info, (enum dtype)d->dtype, run->dims + d->dims_at, &row) || scan->begin < row.from ||
@@ -93,7 +88,7 @@ static FALLIBLE enum err use_read_plan(struct slot *s, const struct run_src *src
 {
 	const struct run *run = s->x->run;
 
-	for (uint32_t p = 0; fills(run) && p < src->piece_count; p++) {
+	for (uint32_t p = 0; exec_fills(run) && p < src->piece_count; p++) {
 		uint32_t dst = run->pieces[src->first_piece + p];
 		unsigned char *base;
 		TRY(dst_memory(s, &run->dsts[dst], &base));
@@ -105,7 +100,7 @@ static FALLIBLE enum err use_read_plan(struct slot *s, const struct run_src *src
 /* A load's source that lies in a segment of the target stands for a target that conversion rules make (build_fill_views). */
 static bool is_made(const struct run *run, const struct run_src *src)
 {
-	return fills(run) && run->files[src->file].kind == RUN_FILE_SEGMENT && run->files[src->file].writable;
+	return exec_fills(run) && run->files[src->file].kind == RUN_FILE_SEGMENT && run->files[src->file].writable;
 }
 
 /* Leaves a range of such a target to the read plan, which brings what is no zero to it. */
@@ -396,31 +391,6 @@ static FALLIBLE enum err scatter(struct slot *s, const struct run_scan *scan, co
 
 /* ------------------------------------------------------------------------------------------------------- reading */
 
-/* Takes cached pages at once and hashes them piece by piece, while a piece is in the CPU's cache: half the memory traffic of "read all,
- * then hash". Bytes that go nowhere (verify) share one piece. *got_out: all of it was cached. */
-static FALLIBLE enum err read_cached(struct slot *s, const struct slot_scan *sc, int fd, uint64_t offset, unsigned which,
-				     struct digest_stream *stream, bool *got_out)
-{
-	const struct run *run = s->x->run;
-	const struct run_scan *scan = &run->scans[sc->scan];
-	bool keep = fills(run) || run->head->opts.values || run->srcs[scan->src].shape_at;
-	unsigned char *into = sc->direct ? sc->direct_at : s->in;
-	uint64_t bytes = scan->end - scan->begin;
-
-	*got_out = false;
-	digest_begin_one(stream, which);
-	for (uint64_t at = 0; at < bytes; at += CACHED_PIECE) {
-		size_t n = (size_t)num_min(CACHED_PIECE, bytes - at);
-		unsigned char *piece = into + (keep ? at : 0);
-		if (!fs_pread_cached(fd, piece, n, offset + at))
-			return OK;
-		if (stream->which)
-			digest_add(stream, piece, n);
-	}
-	*got_out = true;
-	return OK;
-}
-
 /* Tries the page cache; *done_out: the scan is complete. */
 static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const struct src_info *info, uint64_t offset,
 				     bool *done_out)
@@ -439,13 +409,13 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 		return OK;
 	TRY(files_pin(&s->x->files, src->file, &at));
 	int fd = store_fd(*at);
-	enum err e = fd < 0 ? OK : read_cached(s, sc, fd, offset, which_digest(run, src), &stream, &got);
+	enum err e = fd < 0 ? OK : exec_read_cached(s, sc, fd, offset, which_digest(run, src), &stream, &got);
 	files_unpin(&s->x->files, src->file);
 	if (e || !got)
 		return e;
 	s->wave.read_bytes += bytes;
 	TRY(check_range(s, scan, info, into, &stream));
-	if (fills(run) && info && !sc->direct)
+	if (exec_fills(run) && info && !sc->direct)
 		TRY(scatter(s, scan, info, into));
 	sc->read = UINT32_MAX;
 	*done_out = true;
@@ -467,7 +437,7 @@ static FALLIBLE enum err copy_memory(struct slot *s, const struct slot_scan *sc,
 	*equal_out = false;
 	if (!want || files_pin(&s->x->files, src->memory - 1, &at))
 		return OK;
-	enum err e = read_cached(s, sc, store_fd(*at), src->memory_at + scan->begin, DIGEST_XXH3, &stream, equal_out);
+	enum err e = exec_read_cached(s, sc, store_fd(*at), src->memory_at + scan->begin, DIGEST_XXH3, &stream, equal_out);
 	files_unpin(&s->x->files, src->memory - 1);
 	TRY(e);
 	if (*equal_out) {
@@ -612,7 +582,7 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 		unsigned char *at;
 		TRY(files_at(&s->x->files, src->file, src->offset + scan->begin, &at));
 		sc->read = UINT32_MAX;
-		return fills(run) ? scatter(s, scan, info, at) : check_range(s, &run->scans[sc->scan], info, at, NULL);
+		return exec_fills(run) ? scatter(s, scan, info, at) : check_range(s, &run->scans[sc->scan], info, at, NULL);
 	}
 	bool done;
 	TRY(take_memory(s, sc, info, &done));
@@ -685,7 +655,7 @@ static FALLIBLE enum err take_scan(struct slot *s, struct slot_scan *sc)
 		TRY(sources_info(&s->x->sources, scan->src, &info));
 	}
 	TRY(check_range(s, scan, info, bytes, NULL));
-	if (fills(run) && info && !sc->direct)
+	if (exec_fills(run) && info && !sc->direct)
 		TRY(scatter(s, scan, info, bytes));
 	return OK;
 }
