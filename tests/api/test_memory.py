@@ -252,3 +252,20 @@ def test_a_save_leaves_its_files_in_the_page_cache_if_asked(saved, cache):
     saved.d.api.run("verify", source=saved.source)
     saved.d.drop(saved.name)
     assert saved.load()["bytes_from_memory"] == 0
+
+
+@pytest.mark.parametrize("cache", ["keep", "drop"])
+def test_a_load_leaves_what_it_reads_in_the_page_cache_if_asked(saved, cache):
+    files = list((saved.d.storages["main"] / saved.name).glob("*.distcp"))
+    saved.d.drop(saved.name)
+    for f in files:
+        with open(f, "rb") as b:
+            os.posix_fadvise(b.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if sum(resident(f) for f in files):
+        pytest.skip("a file system in memory")
+    assert saved.load(cache=cache)["read_bytes"] == pytest.approx(ALL, rel=0.01)
+    found = sum(resident(f) for f in files)
+    if cache == "keep":
+        assert found >= BYTES
+    elif has_o_direct(saved.d.storages["main"].parent):
+        assert found < BYTES / 2

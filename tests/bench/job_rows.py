@@ -3,9 +3,9 @@
 The limit of `save.tmpfs`, in seconds of one core per GiB with pages of 4 KiB: write() of new pages 0.40, which is all that the peer does;
 a save maps its segments, too (0.13), and hashes (0.06): 0.40 / 0.59 = 0.68. With huge pages (deploy/tuning.md) both are 5 times as fast.
 
-The parts of `load.warm`, in seconds of one core per GiB (Xeon, Linux 6.18): memcpy, which is all that the peer does, 0.10; a load copies as
-much out of mapped pages of the file (0.11), maps and unmaps them (0.02), and hashes (0.035 with digests): 0.10 / 0.13 = 0.77, with digests
-0.10 / 0.165 = 0.61, before the request's own 10 to 20 ms. Segments have huge pages: mapping them costs nothing.
+The parts of `load.warm`, in seconds of one core per GiB (Xeon, Linux 6.18): memcpy, which is all that the peer does, 0.14 (ordinary
+stores, which first read what they overwrite); a load copies as much out of mapped pages of the file by streaming stores (0.10), maps and
+unmaps them (0.02), and hashes (0.04 with digests), before the request's own 10 ms. Segments have huge pages: mapping them costs nothing.
 """
 import subprocess
 import time

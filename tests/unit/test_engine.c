@@ -154,6 +154,13 @@ static void test_end_of_file(void **state)
 		assert_int_equal(io_report(&op), ERR_STORAGE_IO);
 		assert_string_equal(err_last()->text, "the file ends at 5000, 8192 bytes at 0 were expected");
 		assert_int_equal(err_last()->offset, 5000);
+		op.slack = 3192;
+		run_op(&op);
+		assert_int_equal(op.error, OK);
+		op.slack = 3191;
+		run_op(&op);
+		assert_int_equal(op.error, ERR_STORAGE_IO);
+		assert_false(io_is_refused(&op));
 		fs_drop(&in);
 	}
 	struct io_op none = { .kind = IO_READ, .fd = fd, .buf = buf, .bytes = 0, .offset = 1 << 20 };

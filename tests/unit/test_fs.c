@@ -486,12 +486,19 @@ static void test_map_cached(void **state)
 	assert_false(fs_map_cached(fd, 4096, UINT64_MAX, &w));
 	assert_int_equal(fsync(fd), 0);
 	assert_int_equal(posix_fadvise(fd, 8 * 4096, 4096, POSIX_FADV_DONTNEED), 0);
-	if (!fs_in_memory(fx.root.fd) && !fs_pread_cached(fd, bytes, 4096, 8 * 4096)) {
+	if (fs_cached(fd, 8 * 4096, 4096) == FS_NOT_CACHED) { /* else on tmpfs */
 		assert_false(fs_map_cached(fd, 0, sizeof bytes, &w));
 		assert_false(fs_map_cached(fd, 8 * 4096 + 4095, 1, &w));
 		assert_true(fs_map_cached(fd, 0, 8 * 4096, &w));
 		fs_unmap_cached(&w);
+		assert_int_equal(fs_cached(fd, 0, 8 * 4096), FS_CACHED);
+		assert_int_equal(fs_cached(fd, 0, 8 * 4096 + 1), FS_NOT_CACHED);
+		assert_int_equal(fs_cached(fd, 8 * 4096, 4096), FS_NOT_CACHED); /* nobody has read it by asking */
+		assert_int_equal(fs_cached(fd, 9 * 4096, 100), FS_CACHED);
 	}
+	assert_int_equal(fs_cached(fd, 0, 0), FS_CACHED_UNKNOWN);
+	assert_int_equal(fs_cached(fd, UINT64_MAX, 1), FS_CACHED_UNKNOWN);
+	assert_int_equal(fs_cached(-1, 0, 1), FS_CACHED_UNKNOWN);
 	T_OK(fs_close(&fd));
 	T_OK(fs_unlink(fx.root.fd, "f"));
 }

@@ -1,6 +1,7 @@
 /* A batch of reads: neighbours become one operation, everything lies where wave_data says. */
 #include "lib/t.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "runner/wave.h"
@@ -13,7 +14,8 @@ static struct wave w;
 static int setup(void **state)
 {
 	(void)state;
-	memory = mem_alloc(MEMORY);
+	memory = aligned_alloc(WAVE_PAGE, MEMORY);
+	must(memory);
 	for (int f = 0; f < 2; f++) {
 		files[f] = mem_alloc(FILE_BYTES);
 		for (uint32_t i = 0; i < FILE_BYTES; i++)
@@ -67,7 +69,7 @@ static void check(uint32_t index)
 {
 	const struct wave_read *r = &w.reads.v[index];
 
-	assert_memory_equal(wave_data(&w, index), files[r->file] + r->offset, r->bytes);
+	assert_memory_equal(wave_data(&w, index), files[r->file] + r->offset + r->skip, r->bytes - r->skip - r->slack);
 }
 
 static void test_neighbours(void **state)
@@ -151,6 +153,37 @@ static void test_shared_rows(void **state)
 		check(i);
 }
 
+/* Whole pages are read, to page boundaries; what nobody asked for of the last one may lie behind the file's end. */
+static void test_pages(void **state)
+{
+	unsigned char own[100];
+	uint32_t index;
+	bool full;
+
+	(void)state;
+	w.read_bytes = 0;
+	w.pages = true;
+	uint32_t a = add(0, 4000, 200), b = add(0, 8000, 50), c = add(1, 4096, 4096), d = add(1, 3 * WAVE_PAGE, 1);
+	T_OK(wave_add(&w, 0, 100, sizeof own, own, &index, &full));
+	run_all();
+	assert_int_equal(w.ops.n, 3);
+	for (uint64_t i = 1; i < w.ops.n; i++)
+		assert_int_equal((w.ops.v[i].io.offset | w.ops.v[i].io.bytes | (uintptr_t)w.ops.v[i].io.buf) % WAVE_PAGE, 0);
+	assert_int_equal(w.ops.v[w.reads.v[a].op].io.slack, 2 * WAVE_PAGE - 8050);
+	assert_int_equal(w.ops.v[w.reads.v[d].op].io.slack, WAVE_PAGE - 1);
+	assert_int_equal(w.read_bytes, sizeof own + 8050 + 2 * WAVE_PAGE + 1);
+	for (uint32_t i = 0; i < 5; i++)
+		check(i);
+	assert_int_equal(w.reads.v[a].op, w.reads.v[b].op);
+	assert_int_equal(w.reads.v[c].op, w.reads.v[d].op);
+	wave_begin(&w, memory, MEMORY);
+	w.pages = true;
+	T_OK(wave_add(&w, 0, 1, MEMORY - WAVE_PAGE, NULL, &index, &full));
+	assert_false(full);
+	T_OK(wave_add(&w, 0, 1ull << 30, 1, NULL, &index, &full));
+	assert_true(full);
+}
+
 /* A wave's tables are counted in the memory that a job may take, and are little beside its buffer. */
 static void test_tables_are_small(void **state)
 {
@@ -182,6 +215,7 @@ static void test_random(void **state)
 	srandom(1);
 	for (int round = 0; round < 300; round++) {
 		wave_begin(&w, memory, MEMORY);
+		w.pages = round % 2;
 		uint64_t spread = 1ull << (8 + random() % 13);
 		for (;;) {
 			uint64_t bytes = (uint64_t)random() % (1u << (random() % 17)), offset = (uint64_t)random() % spread;
@@ -201,7 +235,7 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = { T(test_neighbours), T(test_gap_too_large), T(test_own_place), T(test_full), T(test_random),
-		T(test_shared_rows), T(test_tables_are_small) };
+		T(test_shared_rows), T(test_tables_are_small), T(test_pages) };
 
 	return cmocka_run_group_tests_name("wave", tests, NULL, NULL);
 }

@@ -303,6 +303,45 @@ def test_a_segment_that_shrinks_while_it_is_read(roots):
     s.close()
 
 
+def evict(folder):
+    """The page cache has nothing of the files any more."""
+    for f in folder.rglob("*"):
+        if f.is_file():
+            with open(f, "rb") as b:
+                os.fsync(b.fileno())
+                os.posix_fadvise(b.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.mark.parametrize("engine", ["auto", "threads"])
+def test_files_that_are_not_in_the_page_cache(roots, engine):
+    """Tensors of whole pages and of odd sizes, small ones side by side, and the file's last page; in files whose payloads lie on pages, and
+    in one where they do not."""
+    sizes = {"pages": 8 << 20, "odd": (5 << 20) + 13, "end": 5001, **{f"s{i}": 100 + i for i in range(50)}}
+    state = {name: os.urandom(n) for name, n in sizes.items()}
+    s = Segments([lib.image({name: ("U8", (len(d),), d) for name, d in state.items()})])
+    with Gang(2, roots, engine=engine) as g:
+        done(save(g, s, f"cold-{engine}"))
+        st = {**at(f"cold-st-{engine}", "out"), "format": "safetensors"}
+        done(g.job("reshard", {"source": at(f"cold-{engine}", "out"), "target": st}))
+        for name in (f"cold-{engine}", f"cold-st-{engine}"):
+            for verify in ("digest", "none"):
+                evict(roots["out"] / name)
+                found = done(g.job("load", {"source": at(name, "out"), "target": {"state_dict": "x"}, "options": {"verify": verify}}))
+                assert found["unverified_bytes"] == 0 or verify == "none"
+                got = lib.Image(os.pread(g.made.fds[0], g.made.bytes[0], 0)).entries
+                assert {n: got[n][2] for n in state} == state
+                g.made.close()
+            evict(roots["out"] / name)
+            done(g.job("verify", {"source": at(name, "out"), "level": "digest"}))
+            file = max((roots["out"] / name).iterdir(), key=lambda f: f.stat().st_size)
+            with open(file, "r+b") as b:
+                b.seek(file.read_bytes().index(state["odd"][-50:]))
+                b.write(bytes(50))
+            evict(roots["out"] / name)
+            assert failed(g.job("load", {"source": at(name, "out"), "target": {"state_dict": "x"}}), "digest_mismatch")["fqn"] == "odd"
+    s.close()
+
+
 @pytest.mark.parametrize("what, code", [("target", "segment_shrunk"), ("file", "storage_io")])
 def test_what_shrinks_while_a_load_copies_from_the_page_cache(roots, what, code):
     """The error names what became smaller; the same load works once it is whole again."""

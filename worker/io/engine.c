@@ -125,7 +125,7 @@ bool io_advance(struct io_op *op, int64_t result)
 	if ((result == -EINTR || result == -EAGAIN) && ++op->tries < IO_TRIES_MAX)
 		return false;
 	if (op->kind == IO_READ && (result == 0 || stuck(op, result)))
-		op->fail = IO_EOF;
+		op->fail = op->done + op->slack >= op->bytes ? 0 : IO_EOF;
 	else
 		op->fail = result < 0 ? (int)-result : EIO;
 	return true;

@@ -5,7 +5,7 @@
  *     io_submit(e, &op)                           op stays the caller's and must live until it comes back
  *     io_wait(e, &op)                             blocks for one completion; op->error is OK or a code, io_report(op) says it
  *
- * Short transfers are continued inside; a read that ends before `bytes` is ERR_STORAGE_IO "ends at …"; EINTR/EAGAIN are retried;
+ * Short transfers are continued inside; a read that ends before `bytes - slack` is ERR_STORAGE_IO "ends at …"; EINTR/EAGAIN are retried;
  * ENOSPC/EDQUOT → ERR_STORAGE_FULL, EROFS → ERR_STORAGE_READONLY, ESTALE/ENODEV → ERR_STORAGE_GONE, EFAULT → ERR_SEGMENT_SHRUNK.
  * An op with a `move` of its own is moved by that, in a thread of the pool, whatever the engine is: a store without descriptors is read
  * and written so.
@@ -14,6 +14,8 @@
  * One engine, one caller at a time. The pool's threads start at the first io_submit, so that a sandbox entered after
  * io_engine_open covers them. Fault points (os/fs.h): "io.read", "io.write", "io.fsync". */
 #pragma once
+#include <errno.h>
+
 #include "base/err.h"
 
 enum io_kind { IO_READ, IO_WRITE, IO_FSYNC };
@@ -34,9 +36,10 @@ struct io_op {
 		uint64_t done;           /* bytes transferred; see io_moved() */
 		struct err_info *why;    /* of an error of transfer; NULL: none, or no memory for it */
 	};
+	uint16_t slack;                  /* a read: so many of its last bytes may lie behind the file's end */
 	/* private to the engine */
+	uint16_t tries;
 	int fail;                        /* errno, or a negative code of its own */
-	uint32_t tries;
 	struct io_op *next;
 };
 
@@ -59,5 +62,10 @@ void io_done(struct io_op *op);        /* gives back what an op that came back h
 static inline uint64_t io_moved(const struct io_op *op)
 {
 	return op->transfer && op->error ? 0 : op->done;
+}
+/* Did the file system refuse an op that came back, as some do with O_DIRECT? Nothing was moved. */
+static inline bool io_is_refused(const struct io_op *op)
+{
+	return op->fail == EINVAL && op->done == 0;
 }
 uint32_t io_in_flight(const struct io_engine *e);

@@ -144,7 +144,8 @@ static FALLIBLE enum err build(struct load *l)
 		TRY(memory_place(&l->memory, &l->build, l->stored.sd, first));
 	}
 	l->build.opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES,
-					      .verify = input_verifies(l->job) };
+					      .verify = input_verifies(l->job),
+					      .past_cache = l->rules.c.count == 0 && l->job->spec.cache != PAGE_CACHE_KEEP };
 	TRY(convert_rules_sources(&l->rules, &l->build, first, &first_view));
 	if (l->rules.c.count)
 		return build_fill_views(&l->build, l->target, l->segment_files, first_view, &l->plan);

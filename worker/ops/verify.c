@@ -336,7 +336,7 @@ static FALLIBLE enum err read_all(struct verify *v)
 	CLEANUP(run_detach) struct run run = { .fd = -1 };
 
 	v->build.opts = (struct run_options){ .mode = RUN_VERIFY, .task_bytes = BUILD_TASK_BYTES, .verify = true,
-					      .values = v->values };
+					      .past_cache = true, .values = v->values };
 	TRY(build_verify(&v->build, 0));
 	TRY(gang_run_built(v->job, &v->build, "read", NULL, &run));
 	TRY(sum_content(v, &run));

@@ -59,14 +59,18 @@ FALLIBLE enum err fs_read_all_stat(int dirfd, const char *path, uint64_t max_byt
 FALLIBLE enum err fs_pread(int fd, void *into, size_t n, uint64_t offset, const char *name);   /* exactly n or an error */
 /* Reads n bytes if all of them are in memory: in the page cache, or in a file on tmpfs. False: they are not, and `into` has anything. */
 bool fs_pread_cached(int fd, void *into, size_t n, uint64_t offset);
+/* Is a range of a file in the page cache? A page whose read is under way counts as cached. UNKNOWN: Linux before 6.5, a file system that
+ * does not tell, or a file of another user's. Only asks: fs_pread_cached makes the kernel read ahead what is not there. */
+enum fs_cached { FS_CACHED_UNKNOWN, FS_CACHED, FS_NOT_CACHED };
+enum fs_cached fs_cached(int fd, uint64_t offset, uint64_t n);
 /* A part of a file as a mapping. */
 struct fs_window {
 	const unsigned char *p;
 	void *map;
 	size_t bytes;                  /* of map */
 };
-/* Maps [offset, offset + n) for reading if all of it is in the page cache. false: read it. A file may shrink meanwhile: touch the window
- * inside seg_guard (os/seg.h) only. */
+/* Maps [offset, offset + n) for reading if all of it is in the page cache, and not still on its way there. false: read it. A file may
+ * shrink meanwhile: touch the window inside seg_guard (os/seg.h) only. */
 bool fs_map_cached(int fd, uint64_t offset, uint64_t n, struct fs_window *out);
 void fs_unmap_cached(struct fs_window *w);
 FALLIBLE enum err fs_pwrite(int fd, const void *from, size_t n, uint64_t offset, const char *name);

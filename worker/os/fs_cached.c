@@ -2,9 +2,11 @@
  *
  * A read copies them by the kernel's string instruction and looks up every page of them: 0.2 s a GiB where a copy past the caches
  * takes 0.1. Each window is mapped and unmapped by itself: mappings that stay would cost page tables that grow with the checkpoint. */
+#include <errno.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "os/fs.h"
@@ -24,23 +26,35 @@ struct counts {
 	uint64_t cached, others[4];
 };
 
-/* false as well if the kernel does not tell: it is older than 6.5, or the file is another user's. */
-static bool is_cached(int fd, const struct range *r)
+enum fs_cached fs_cached(int fd, uint64_t offset, uint64_t n)
 {
-	uint64_t pages = (r->offset + r->bytes + PAGE - 1) / PAGE - r->offset / PAGE;
+	const struct range r = { offset, n };
 	struct counts counts = { 0 };
 
-	return syscall(SYS_cachestat, fd, r, &counts, 0) == 0 && counts.cached == pages;
+	if (n == 0 || offset > INT64_MAX || n > INT64_MAX - offset || syscall(SYS_cachestat, fd, &r, &counts, 0) < 0)
+		return FS_CACHED_UNKNOWN;
+	return counts.cached == (offset + n - 1) / PAGE - offset / PAGE + 1 ? FS_CACHED : FS_NOT_CACHED;
+}
+
+/* Is the page of a byte not only in the page cache, but read, too? A fault in a page that is not would wait for the disk. Ranges are read
+ * from their begin to their end: the answers for both ends are that for all between. */
+static bool is_read(int fd, uint64_t at)
+{
+	char byte;
+	ssize_t got = preadv2(fd, &(struct iovec){ &byte, 1 }, 1, (off_t)at, RWF_NOWAIT);
+
+	return got == 1 || (got < 0 && errno == EOPNOTSUPP); /* tmpfs */
 }
 
 bool fs_map_cached(int fd, uint64_t offset, uint64_t n, struct fs_window *out)
 {
-	const struct range r = { offset, n };
 	uint64_t before = offset % PAGE;
 	struct stat st;
 
 	/* behind the end of a file a mapping shows zeros, to the end of the page */
-	if (n == 0 || fstat(fd, &st) < 0 || (uint64_t)st.st_size < n || (uint64_t)st.st_size - n < offset || !is_cached(fd, &r))
+	if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < n || (uint64_t)st.st_size - n < offset)
+		return false;
+	if (fs_cached(fd, offset, n) != FS_CACHED || !is_read(fd, offset + n - 1) || !is_read(fd, offset))
 		return false;
 	void *map = mmap(NULL, before + n, PROT_READ, MAP_SHARED, fd, (off_t)(offset - before));
 	if (map == MAP_FAILED)

@@ -54,6 +54,9 @@ enum err exec_read_cached(struct slot *s, const struct slot_scan *sc, int fd, ui
 	uint64_t bytes = scan->end - scan->begin;
 	struct window_copy c = { .stream = stream, .into = keep ? into : NULL, .bytes = bytes };
 
+	*got_out = false;
+	if (fs_cached(fd, offset, bytes) == FS_NOT_CACHED)
+		return OK;
 	digest_begin_one(stream, which);
 	*got_out = bytes >= MAPPED_MIN && (sc->direct || (!keep && which)) && take_mapped(fd, offset, &c);
 	if (*got_out)

@@ -25,6 +25,7 @@ struct slot_scan {
 	uint64_t scan;
 	uint32_t read;
 	bool whole_item, direct, skip;
+	bool bounced;                  /* direct, and read to the wave's memory first */
 	unsigned char *direct_at;
 	unsigned char *gathered;       /* RUN_STATS: the elements of a source that lie in no row, once they are read; else NULL */
 };
@@ -76,6 +77,7 @@ struct exec {
 	struct slot *slots;
 	uint32_t slot_count;
 	bool has_segments;
+	bool past_cache;               /* scans read past the page cache what is not in it */
 	bool gated;                    /* tasks are taken when what they read is there */
 	struct gate gate;
 	uint64_t in_bytes;             /* two tasks less the tables of a wave, or the largest scan */
@@ -89,6 +91,8 @@ struct exec {
 /* Queues an operation that must stay where it is until it is done. The file is pinned here. */
 FALLIBLE enum err exec_queue(struct slot *s, struct wave_op *op);
 FALLIBLE enum err exec_queue_wave(struct slot *s);
+/* Can a read of these bytes go past the page cache? */
+bool exec_is_aligned(const void *into, uint64_t offset, uint64_t bytes);
 /* fn(slot) with SIGBUS as ERR_SEGMENT_SHRUNK; its error comes back. */
 FALLIBLE enum err exec_guarded(struct slot *s, enum err (*fn)(struct slot *s));
 

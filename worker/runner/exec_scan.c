@@ -7,7 +7,8 @@
  *
  * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment, whose pages are
  * entered into the page tables in one call: a fault for each costs more than the copy of its bytes. What a segment still has of the
- * checkpoint (memory.h) is copied from there, if it proves equal. */
+ * checkpoint (memory.h) is copied from there, if it proves equal. What is not in the page cache is read past it (O_DIRECT), through the
+ * wave's memory where it lies on no page boundaries. */
 #include <stdio.h>
 
 #include "base/num.h"
@@ -542,6 +543,21 @@ static bool reads_whole(struct slot *s, const struct run_src *src, uint32_t inde
 	return s->x->run->head->opts.mode == RUN_VERIFY ? src->edges_at != 0 : !sources_known(&s->x->sources, index);
 }
 
+/* Adds the scan's bytes to the wave. What would be read past the page cache, but lies on no page boundaries, or is small, goes to the
+ * wave's memory first: with its neighbours, in whole pages. */
+static FALLIBLE enum err read_scan(struct slot *s, struct slot_scan *sc, uint64_t offset, bool *full_out)
+{
+	const struct run_scan *scan = &s->x->run->scans[sc->scan];
+	uint64_t bytes = scan->end - scan->begin;
+
+	unsigned char *into = sc->direct ? sc->direct_at : NULL;
+
+	sc->bounced = into && s->x->past_cache && (bytes < CACHED_MIN || !exec_is_aligned(into, offset, bytes));
+	if (into)
+		seg_populate(into, bytes, false);
+	return wave_add(&s->wave, s->x->run->srcs[scan->src].file, offset, bytes, sc->bounced ? NULL : into, &sc->read, full_out);
+}
+
 static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *full_out)
 {
 	struct run *run = s->x->run;
@@ -590,10 +606,7 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 		TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));
 	if (done)
 		return OK;
-	if (sc->direct)
-		seg_populate(sc->direct_at, scan->end - scan->begin, false);
-	return wave_add(&s->wave, src->file, src->offset + payload_off + scan->begin, scan->end - scan->begin,
-			sc->direct ? sc->direct_at : NULL, &sc->read, full_out);
+	return read_scan(s, sc, src->offset + payload_off + scan->begin, full_out);
 }
 
 static enum err fill_wave(struct slot *s)
@@ -601,6 +614,7 @@ static enum err fill_wave(struct slot *s)
 	bool full = false;
 
 	wave_begin(&s->wave, s->in, s->x->in_bytes);
+	s->wave.pages = s->x->past_cache;
 	while (s->next_scan < s->scans.n && !full) {
 		struct slot_scan *sc = &s->scans.v[s->next_scan];
 		uint64_t scan = sc->scan;
@@ -655,7 +669,9 @@ static FALLIBLE enum err take_scan(struct slot *s, struct slot_scan *sc)
 		TRY(sources_info(&s->x->sources, scan->src, &info));
 	}
 	TRY(check_range(s, scan, info, bytes, NULL));
-	if (exec_fills(run) && info && !sc->direct)
+	if (sc->bounced)
+		memcpy(sc->direct_at, bytes, scan->end - scan->begin);
+	else if (exec_fills(run) && info && !sc->direct)
 		TRY(scatter(s, scan, info, bytes));
 	return OK;
 }

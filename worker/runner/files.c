@@ -1,6 +1,8 @@
 /* files.c: see files.h. */
 #include "runner/files.h"
 
+#include <sys/stat.h>
+
 #include "base/mem.h"
 #include "store/posix.h"
 
@@ -10,10 +12,12 @@ enum err files_open(struct run *run, const struct stores *stores, const int *fds
 
 	f.dirs = mem_zalloc(run->dirs_n, sizeof *f.dirs);
 	f.opened = mem_zalloc(run->files_n, sizeof *f.opened);
+	f.direct = mem_zalloc(run->files_n, sizeof *f.direct);
+	f.refuses_direct = mem_zalloc(run->files_n, sizeof *f.refuses_direct);
 	f.pins = mem_zalloc(run->files_n, sizeof *f.pins);
 	f.maps = mem_zalloc(run->files_n, sizeof *f.maps);
 	*out = f;
-	if (!f.dirs || !f.opened || !f.pins || !f.maps) {
+	if (!f.dirs || !f.opened || !f.direct || !f.refuses_direct || !f.pins || !f.maps) {
 		files_close(out);
 		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)run->files_n);
 	}
@@ -30,13 +34,16 @@ void files_close(struct files *f)
 {
 	for (uint64_t i = 0; f->dirs && i < f->run->dirs_n; i++)
 		store_close(&f->dirs[i]);
-	for (uint64_t i = 0; f->opened && f->maps && i < f->run->files_n; i++) {
+	for (uint64_t i = 0; f->opened && f->direct && f->maps && i < f->run->files_n; i++) {
 		if (is_stored(f, i))
 			store_close(&f->opened[i]);
+		store_close(&f->direct[i]);
 		seg_leave(f->leavings, &f->maps[i]);
 	}
 	mem_free(f->dirs);
 	mem_free(f->opened);
+	mem_free(f->direct);
+	mem_free(f->refuses_direct);
 	mem_free(f->pins);
 	mem_free(f->maps);
 	*f = (struct files){ 0 };
@@ -70,18 +77,18 @@ static void make_room(struct files *f)
 	for (uint32_t tried = 0; tried < n; tried++) {
 		uint32_t i = f->clock = (f->clock + 1) % n;
 		if (is_open(&f->opened[i]) && f->pins[i] == 0) {
+			f->open_count -= 1 + is_open(&f->direct[i]);
 			store_close(&f->opened[i]);
-			f->open_count--;
+			store_close(&f->direct[i]);
 			return;
 		}
 	}
 }
 
-static FALLIBLE enum err open_file(struct files *f, uint32_t file)
+static FALLIBLE enum err open_as(struct files *f, uint32_t file, unsigned flags, struct store_at *out)
 {
 	const struct run_file *rf = &f->run->files[file];
 	struct str name = run_file_name(f->run, rf);
-	unsigned flags = (rf->kind == RUN_FILE_TARGET ? STORE_WRITE : STORE_READ) | (rf->direct ? STORE_DIRECT : 0);
 	char z[4096], label[ERR_FILE_MAX];
 
 	if (name.n >= sizeof z)
@@ -91,12 +98,24 @@ static FALLIBLE enum err open_file(struct files *f, uint32_t file)
 	TRY(enter_dir(f, rf->dir));
 	if (f->open_count >= FILES_OPEN_MAX)
 		make_room(f);
-	enum err e = store_open_file(f->dirs[rf->dir], z, flags, &f->opened[file]);
+	enum err e = store_open_file(f->dirs[rf->dir], z, flags, out);
 	TRY(err_at_file(e, run_file_label(f->run, file, label), -1));
 	f->open_count++;
+	return OK;
+}
+
+static FALLIBLE enum err open_file(struct files *f, uint32_t file)
+{
+	const struct run_file *rf = &f->run->files[file];
+	char label[ERR_FILE_MAX];
+
+	unsigned flags = (rf->kind == RUN_FILE_TARGET ? STORE_WRITE : STORE_READ) | (rf->direct ? STORE_DIRECT : 0);
+	TRY(open_as(f, file, flags, &f->opened[file]));
 	/* without descriptors this process may know nothing of the part yet */
 	const struct store_ops *ops = f->opened[file].store->ops;
-	return rf->kind == RUN_FILE_TARGET && !rf->late && !ops->fd_of ? ops->resize(f->opened[file], rf->bytes, z) : OK;
+	if (rf->kind != RUN_FILE_TARGET || rf->late || ops->fd_of)
+		return OK;
+	return ops->resize(f->opened[file], rf->bytes, run_file_label(f->run, file, label));
 }
 
 enum err files_pin(struct files *f, uint32_t file, struct store_at **out)
@@ -123,6 +142,34 @@ void files_unpin(struct files *f, uint32_t file)
 	f->pins[file]--;
 	if (f->pins[file] == 0 && !is_open(&f->opened[file])) /* it was ended */
 		f->open_count--;
+}
+
+/* A name may lead to another file by now than the one that was opened first. */
+static bool is_same(int fd, int other)
+{
+	struct stat a, b;
+
+	return fstat(fd, &a) == 0 && fstat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+int files_direct(struct files *f, uint32_t file)
+{
+	struct store_at *at = &f->direct[file];
+	struct err_info before = *err_last();
+
+	if (f->refuses_direct[file] || f->run->files[file].kind != RUN_FILE_SOURCE || store_fd(f->opened[file]) < 0)
+		return -1;
+	if (!is_open(at)) {
+		if (open_as(f, file, STORE_READ | STORE_DIRECT, at))
+			err_restore(&before);
+		f->refuses_direct[file] = !is_open(at) || !is_same(store_fd(*at), store_fd(f->opened[file]));
+	}
+	return f->refuses_direct[file] ? -1 : store_fd(*at);
+}
+
+void files_refuse_direct(struct files *f, uint32_t file)
+{
+	f->refuses_direct[file] = true;
 }
 
 /* With a NUL. */

@@ -14,6 +14,8 @@ struct files {
 	uint32_t fd_count;
 	struct store_at *dirs, *opened;        /* store NULL or handle -1: not open; of those in fds a borrowed one */
 	uint32_t *pins;
+	struct store_at *direct;       /* the same files once more, past the page cache */
+	bool *refuses_direct;
 	struct seg_map *maps;
 	struct seg_leavings *leavings; /* NULL: unmapped by files_close */
 	uint32_t open_count, clock;
@@ -25,6 +27,10 @@ void files_close(struct files *f);
 /* The open file, borrowed and pinned until files_unpin; its store may end it meanwhile (finish). Errors name the file. */
 FALLIBLE enum err files_pin(struct files *f, uint32_t file, struct store_at **out);
 void files_unpin(struct files *f, uint32_t file);
+/* The descriptor that reads a pinned source file past the page cache (O_DIRECT); -1: its file system refuses that. */
+int files_direct(struct files *f, uint32_t file);
+/* It refused a read, not the opening. */
+void files_refuse_direct(struct files *f, uint32_t file);
 /* Makes the target, which is not there yet, at its full size. */
 FALLIBLE enum err files_make(struct files *f, uint32_t file);
 /* Makes the target `to` a link to the source `from`, whose run_file tells what it must be. */

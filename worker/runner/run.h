@@ -330,6 +330,7 @@ struct run_options {
 	enum run_mode mode;
 	enum run_takers takers;
 	bool verify;                   /* check digests of what is read */
+	bool past_cache;               /* scans are the only readers of their bytes: what is not in the page cache is read past it */
 	bool no_sync;                  /* target files are not fsynced */
 	bool values;                   /* fill `stats`, with `sums` (an entry a scan) and `bins` (STATS_BINS a tensor) where those are */
 	enum pace_kind pace;

@@ -9,6 +9,7 @@ void wave_begin(struct wave *w, unsigned char *memory, uint64_t bytes)
 {
 	w->memory = memory;
 	w->bytes = bytes;
+	w->pages = false;
 	w->used = w->range_count = 0;
 	w->reads.n = w->order.n = w->ops.n = 0;
 }
@@ -53,6 +54,14 @@ enum err wave_add(struct wave *w, uint32_t file, uint64_t offset, uint64_t bytes
 		  uint32_t *index_out, bool *full_out)
 {
 	struct wave_read *r;
+	uint16_t skip = 0, slack = 0;
+
+	if (w->pages && !into) {
+		skip = (uint16_t)(offset % WAVE_PAGE);
+		slack = (uint16_t)(-(offset + bytes) % WAVE_PAGE);
+		offset -= skip;
+		bytes += (uint64_t)skip + slack;
+	}
 	struct wave_range *range = into ? NULL : range_at(w, file, offset, offset + bytes);
 	uint64_t cost = into ? 0 : cost_of(w, range, offset, offset + bytes);
 
@@ -64,7 +73,7 @@ enum err wave_add(struct wave *w, uint32_t file, uint64_t offset, uint64_t bytes
 		note_range(w, range, file, offset, offset + bytes);
 	*index_out = (uint32_t)w->reads.n;
 	TRY(vec_push(&w->reads, &r));
-	*r = (struct wave_read){ .file = file, .offset = offset, .bytes = bytes, .into = into };
+	*r = (struct wave_read){ .file = file, .offset = offset, .bytes = bytes, .skip = skip, .slack = slack, .into = into };
 	return OK;
 }
 
@@ -84,7 +93,7 @@ static FALLIBLE enum err start_op(struct wave *w, const struct wave_read *r, uin
 
 	TRY(vec_push(&w->ops, &op));
 	op->file = r->file;
-	op->io = (struct io_op){ .kind = IO_READ, .offset = r->offset, .bytes = r->bytes, .user = user,
+	op->io = (struct io_op){ .kind = IO_READ, .offset = r->offset, .bytes = r->bytes, .slack = r->slack, .user = user,
 				 .buf = r->into ? r->into : w->memory + at };
 	return OK;
 }
@@ -111,15 +120,17 @@ enum err wave_plan(struct wave *w, void *user)
 			op = &w->ops.v[w->ops.n - 1];
 		} else if (r->offset + r->bytes > end) {
 			op->io.bytes = r->offset + r->bytes - op->io.offset;
+			op->io.slack = r->slack;
+		} else if (r->offset + r->bytes == end) {
+			op->io.slack = r->slack < op->io.slack ? r->slack : op->io.slack;
 		}
 		r->op = (uint32_t)w->ops.n - 1;
-		r->at = r->offset - op->io.offset;
 		if (!r->into)
 			at = (uint64_t)((unsigned char *)op->io.buf - w->memory) + op->io.bytes;
 	}
 	must(at <= w->bytes);
 	for (uint64_t i = 0; i < w->ops.n; i++)
-		w->read_bytes += w->ops.v[i].io.bytes;
+		w->read_bytes += w->ops.v[i].io.bytes - w->ops.v[i].io.slack;
 	return OK;
 }
 
@@ -127,5 +138,7 @@ unsigned char *wave_data(struct wave *w, uint32_t index)
 {
 	const struct wave_read *r = &w->reads.v[index];
 
-	return (unsigned char *)w->ops.v[r->op].io.buf + r->at;
+	const struct io_op *io = &w->ops.v[r->op].io;
+
+	return (unsigned char *)io->buf + (r->offset - io->offset) + r->skip;
 }

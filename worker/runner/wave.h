@@ -1,7 +1,7 @@
 /* wave.h: a batch of reads that a task needs before it can go on. The reads are sorted by file and offset, neighbours are read
  * together (one large read instead of many small ones), and what several of them share is read once.
  *
- *     wave_begin(w, memory, bytes)
+ *     wave_begin(w, memory, bytes)    and, where the reads may go past the page cache, w->pages = true
  *     wave_add(w, &read) …        until it says that the memory is full, or all are in
  *     wave_plan(w)                → w->ops: give them to the engine
  *     (all ops done) wave_find(w, &read) → where its bytes lie */
@@ -9,20 +9,21 @@
 #include "io/engine.h"
 #include "runner/files.h"
 
-enum { WAVE_GAP = 4096, WAVE_READS_MIN = 64, WAVE_READS_MAX = 8192, WAVE_RANGES = 16 };
+enum { WAVE_PAGE = 4096, WAVE_GAP = 4096, WAVE_READS_MIN = 64, WAVE_READS_MAX = 8192, WAVE_RANGES = 16 };
 
 struct wave_read {
 	uint32_t file;
 	uint32_t op;                   /* set by wave_plan */
-	uint64_t offset, bytes;
+	uint64_t offset, bytes;        /* of whole pages if the wave reads such */
 	unsigned char *into;           /* straight to its place, or NULL: into the wave's memory */
-	uint64_t at;                   /* of the first byte in the op's buffer, set by wave_plan */
+	uint16_t skip, slack;          /* bytes of whole pages before and behind what was asked for */
 };
 
 struct wave_op {
 	struct io_op io;
 	uint32_t file;
 	bool pinned;
+	bool past_cache;               /* read by O_DIRECT */
 };
 
 /* Reads of the wave that overlap, or nearly: they become one. */
@@ -34,6 +35,7 @@ struct wave_range {
 struct wave {
 	unsigned char *memory;
 	uint64_t bytes, used;
+	bool pages;                    /* reads without a place of their own are of whole pages, on page boundaries of `memory` */
 	struct wave_range ranges[WAVE_RANGES]; /* the latest ones, in turn: what a read adds to one of them is all that it costs */
 	uint32_t range_count;
 	struct vec(struct wave_read) reads;
