@@ -554,6 +554,9 @@ def test_a_storage_that_heeds_no_condition_is_not_written_to(tmp_path):
             saved(d, storage="main")
             error = problem(d, state(), "x")
             assert "does not heed If-None-Match" in error["detail"], error
+            shown = {s["name"]: s for s in d.api.get("/v1/storages").ok(200)["storages"]}
+            assert shown["s3"]["state"] == "unavailable" and shown["main"]["state"] == "ok", shown
+            assert "two commits could overwrite each other" in shown["s3"]["problem"]["detail"], shown
             assert not any(".metadata" in path for verb, path, _ in heedless.seen if verb == "PUT")
         finally:
             d.discard()

@@ -24,7 +24,7 @@ import zlib
 
 from dcpd import ROOT, clean_environment, wait_for
 
-ACCESS, SECRET = "AKIATESTS", "secret/of+tests"
+ACCESS, ACCESS_NEXT, SECRET = "AKIATESTS", "AKIANEXT", "secret/of+tests"
 TOOL = pathlib.Path(os.environ.get("TESTBIN", ROOT / "build/test/release")) / "tools/s3_tool"
 ENV, FILE, WEB_IDENTITY, CONTAINER, INSTANCE, NONE = range(1, 7)  # enum s3_credentials_from
 GRPC = 10000  # SeaweedFS's own ports stand so far above those of HTTP
@@ -69,7 +69,7 @@ class Server:
         (self.folder / "data").mkdir()
         self.ports = dict(zip(("master", "volume", "filer", "s3"), free_ports(4)))
         master, volume, filer, s3 = self.ports.values()
-        keys = [{"accessKey": ACCESS, "secretKey": SECRET}]
+        keys = [{"accessKey": key, "secretKey": SECRET} for key in (ACCESS, ACCESS_NEXT)]
         reader = [{"accessKey": "AKIAREADER", "secretKey": SECRET}]
         config = self.folder / "s3.json"
         config.write_text(json.dumps({"identities": [
@@ -378,7 +378,8 @@ def shifted(head, field, seconds):
 
 
 STATUSES = {"500": (b"500 Internal", "InternalError"), "slow": (b"503 Slow Down", "SlowDown"),
-            "conflict": (b"409 Conflict", "ConditionalRequestConflict")}
+            "conflict": (b"409 Conflict", "ConditionalRequestConflict"), "denied": (b"403 Forbidden", "AccessDenied"),
+            "expired": (b"400 Bad Request", "ExpiredToken"), "skewed": (b"403 Forbidden", "RequestTimeTooSkewed")}
 
 
 class Proxy:
@@ -388,18 +389,19 @@ class Proxy:
         "cut"           the connection is reset before the server is asked
         "lost"          the server does it, and the answer is lost
         "late"          the connection is reset, and the server is asked when the test calls release()
-        "conflict"      the server is not asked: ConditionalRequestConflict
+        "conflict", "denied", "expired", "skewed"   the server is not asked: ConditionalRequestConflict, AccessDenied, …
         "short"         half of the answer's body comes, then a reset
         "flip_up", "flip_down"   one byte of what a PUT sends, or of what comes, is another
         a number        so many seconds pass before the server is asked
+        a function      takes head and body of the answer, and returns those that are sent
 
-    The server's clock is `clock` seconds ahead, in all that it says in headers; `age` more have passed since it wrote its objects.
+    `head` is that of the request that fault() is asked about. The server's clock is `clock` seconds ahead, in all that it says in headers; `age` more have passed since it wrote its objects.
     """
 
     def __init__(self, endpoint):
         u = urllib.parse.urlsplit(endpoint)
         self.server = (u.hostname, u.port)
-        self.fault = lambda verb, path, number: None
+        self.fault, self.head = lambda verb, path, number: None, b""
         self.lock, self.count, self.done, self.late, self.clock, self.age = threading.Lock(), 0, [], [], 0, 0
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.endpoint = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
@@ -447,6 +449,7 @@ class Proxy:
         verb, path, _ = head.split(b" ", 2)
         with self.lock:
             self.count += 1
+            self.head = head
             what = self.fault(verb.decode(), path.decode(), self.count)
             if what:
                 self.done.append((what, verb.decode(), path.decode()))
@@ -454,7 +457,8 @@ class Proxy:
             status, code = STATUSES[what]
             text = error(code)
             text = b"" if verb == b"HEAD" else text
-            client.sendall(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(text), text))
+            date = email.utils.formatdate(time.time() + self.clock, usegmt=True).encode()
+            client.sendall(b"HTTP/1.1 %s\r\nDate: %s\r\nContent-Length: %d\r\n\r\n%s" % (status, date, len(text), text))
             return True
         if what == "late":
             self.late.append(head + body)
@@ -479,5 +483,7 @@ class Proxy:
             return self.reset(client)
         if what == "flip_down" and body:
             body[len(body) // 2] ^= 1
+        if callable(what):
+            head, body = what(head, bytes(body))
         client.sendall(head + body)
-        return bool(head)
+        return bool(head) and not callable(what)  # its length may be a lie
