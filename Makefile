@@ -394,6 +394,7 @@ $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(call obj,$(wildcard tests/lib/*.c)
 $(TESTBIN)/test_comm_threads: LDFLAGS_ALL += -Wl,--wrap=mmap,--wrap=munmap
 # An fsync that fails as the test says.
 $(TESTBIN)/test_commit: LDFLAGS_ALL += -Wl,--wrap=fsync
+$(TESTBIN)/test_fence: LDFLAGS_ALL += -Wl,--wrap=fsync,--wrap=unlinkat
 # A clock that goes as the test says.
 $(TESTBIN)/test_locate: LDFLAGS_ALL += -Wl,--wrap=clock_gettime
 .PRECIOUS: $(O)/%.o

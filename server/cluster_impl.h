@@ -103,8 +103,9 @@ void cluster_keys_prune(struct cluster *c);             /* the oldest claims bey
 /* cluster_take.c */
 void cluster_take_looked(struct cluster *c);            /* after each look: takes over what nodes that are away had */
 void cluster_take_free(struct cluster *c);
-/* Takes up a job of this node's that its journal lacks. value: of its record in etcd. */
-FALLIBLE enum err cluster_take_up(struct cluster *c, const json_t *value, int64_t token);
+/* Takes up a job of this node's that its journal lacks, as its next owner: another daemon may have had the node's name, and go on. value:
+ * of its record in etcd; live, record: revisions of the live key and of the record. */
+FALLIBLE enum err cluster_take_up(struct cluster *c, const char *id, json_t *value, int64_t live, int64_t record);
 
 /* cluster_nodes.c */
 /* Takes what four ranges have answered, from the index on: members, alive, drained, gone. */

@@ -114,14 +114,19 @@ void cluster_note_job(const struct job *j)
 		note->again = note->sent;
 		return;
 	}
-	if (c->note_count >= NOTES_MAX && !c->notes->sent)
-		drop(c, c->notes); /* etcd is away for long: the newest count */
+	if (c->note_count >= NOTES_MAX && !c->notes->sent) { /* etcd is away for long: the newest count */
+		drop(c, c->notes);
+		c->settled = false; /* what etcd has is gone through anew: a job whose end it never hears of would be taken over */
+	}
 	note = mem_zalloc(1, sizeof *note);
-	if (!note)
-		return; /* its next change is noted */
+	if (!note) {
+		c->settled = false;
+		return;
+	}
 	memcpy(note->id, j->id, sizeof note->id);
 	if (map_add(&c->note_table, str_of(note->id), note)) {
 		err_clear();
+		c->settled = false;
 		mem_free(note);
 		return;
 	}
@@ -203,10 +208,21 @@ static void take_note(struct cluster *c, struct cluster_note *note, int64_t revi
 	if (note->registers || note->ends) {
 		j->token = note->registers ? revision : 0;
 		job_changed(j);
+		if (note->registers && j->step != STEP_ENDING && j->step != STEP_NONE)
+			job_write(j, NULL, NULL); /* after a restart its record may be pruned: etcd has had one */
 	}
 	note->sent = false;
 	if (!note->again)
 		drop(c, note);
+}
+
+static struct takeover_known known_of(const struct cluster *c, const struct job *j, bool in_live, const json_t *value)
+{
+	return (struct takeover_known){ .in_live = in_live, .has_record = value,
+					.record_is_own = strcmp(jval_text(value, "node"), c->name) == 0, .has_row = j,
+					.is_moved = j && j->moved, .was_known = j && (j->token || j->taken),
+					.record_turn = json_array_size(json_object_get(json_object_get(value, "job"), "taken_over")),
+					.row_turn = j ? json_array_size(j->taken) : 0 };
 }
 
 /* etcd has not what this node thought: it has changed it before it was restarted, or another node has. */
@@ -222,11 +238,12 @@ static void examine(struct cluster *c, struct cluster_note *note, const json_t *
 		drop(c, note);
 		return;
 	}
-	const char *node = jval_text(value, "node");
-	const struct takeover_known known = { .in_live = live, .has_record = value, .record_is_own = strcmp(node, c->name) == 0 };
-	if (takeover_own(&known) == TAKEOVER_IS_GONE) {
+	const struct takeover_known known = known_of(c, j, live, value);
+	enum takeover_own own = takeover_own(&known);
+	if (own == TAKEOVER_IS_GONE || own == TAKEOVER_YIELD) {
 		drop(c, note);
-		job_give_up(j, node);
+		c->settled = c->settled && own == TAKEOVER_IS_GONE;
+		job_give_up(j, jval_text(value, "node"));
 		return;
 	}
 	j->token = live ? etcd_number(live, "mod_revision") : 0;
@@ -291,6 +308,8 @@ struct cluster_settling {
 	struct vec(struct own_key { char id[JOB_ID_LEN + 1]; int64_t revision; }) own;
 	struct vec(struct own_key) ask;        /* revision: of the live key; 0: there is none */
 	uint64_t asked;                        /* of ask */
+	bool again;                            /* a job that is being given up is to be taken up behind that */
+	json_t *last;                          /* row of the last key that was read; NULL: none yet */
 };
 
 static void settled(struct cluster *c, enum err e)
@@ -312,15 +331,34 @@ static void settled(struct cluster *c, enum err e)
 static void settling_end(struct cluster_settling *s, enum err e)
 {
 	struct cluster *c = s->cluster;
+	bool again = s->again;
 
 	vec_free(&s->own);
 	vec_free(&s->ask);
+	json_decref(s->last);
 	mem_free(s);
 	settled(c, e);
+	c->settled = c->settled && !again;
 }
 
-static void settle_one(struct cluster *c, const struct own_key *k, const json_t *row)
+static void on_dropped(void *, enum err, const json_t *)
 {
+	err_clear(); /* the next time */
+}
+
+static void drop_live(struct cluster *c, const struct own_key *k)
+{
+	char live[CLUSTER_KEY_MAX], name[CLUSTER_NAME_MAX + JOB_ID_LEN + 2];
+
+	snprintf(name, sizeof name, "%s/%s", c->name, k->id);
+	cluster_key(c, "live/", name, live);
+	json_t *same = json_pack("[o]", etcd_changed_at(live, k->revision)), *drops = json_pack("[o]", etcd_delete(live));
+	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(same, drops, json_array()), on_dropped, NULL);
+}
+
+static void settle_one(struct cluster_settling *s, const struct own_key *k, const json_t *row)
+{
+	struct cluster *c = s->cluster;
 	CLEANUP(json_decrefp) json_t *value = NULL;
 	struct job *j = NULL;
 
@@ -328,18 +366,33 @@ static void settle_one(struct cluster *c, const struct own_key *k, const json_t 
 		err_clear();
 	if (job_find(c->server, str_of(k->id), &j))
 		err_clear();
-	const char *node = jval_text(value, "node");
-	const struct takeover_known known = { .in_live = k->revision, .has_record = value, .record_is_own = strcmp(node, c->name) == 0 };
-	if (k->revision && (!j || j->moved)) {
-		if (cluster_take_up(c, value, k->revision))
-			log_err("a job of this node cannot be taken up", "job", k->id, NULL);
-	} else if (j && !j->moved && takeover_own(&known) == TAKEOVER_IS_GONE) {
-		job_give_up(j, node);
-	} else if (j && !j->moved) {
+	if (!k->revision && (!j || j->moved))
+		return;
+	const struct takeover_known known = known_of(c, j, k->revision, value);
+	switch (takeover_own(&known)) {
+	case TAKEOVER_GO_ON:
+	case TAKEOVER_REGISTER:
 		j->token = k->revision;
 		j->noted = row ? etcd_number(row, "mod_revision") : 0;
 		job_resume(j);
 		cluster_note_job(j);
+		break;
+	case TAKEOVER_YIELD:
+		s->again = true;
+		job_give_up(j, jval_text(value, "node"));
+		break;
+	case TAKEOVER_IS_GONE:
+		job_give_up(j, jval_text(value, "node"));
+		break;
+	case TAKEOVER_TAKE_UP:
+		if (j && j->step != STEP_NONE)
+			s->again = true; /* its workers are still being ended */
+		else if (cluster_take_up(c, k->id, value, k->revision, row ? etcd_number(row, "mod_revision") : 0))
+			log_err("a job of this node cannot be taken up", "job", k->id, NULL);
+		break;
+	case TAKEOVER_FORGET:
+		drop_live(c, k);
+		break;
 	}
 }
 
@@ -350,7 +403,7 @@ static void on_records(void *user, enum err e, const json_t *answer)
 	struct cluster_settling *s = user;
 
 	for (size_t i = 0; !e && i < ASK_PAGE && s->asked < s->ask.n; i++, s->asked++)
-		settle_one(s->cluster, &s->ask.v[s->asked], json_array_get(etcd_rows(answer, i), 0));
+		settle_one(s, &s->ask.v[s->asked], json_array_get(etcd_rows(answer, i), 0));
 	if (e || s->asked == s->ask.n)
 		settling_end(s, e);
 	else
@@ -403,12 +456,15 @@ static FALLIBLE enum err take_own(struct cluster_settling *s, const json_t *rows
 
 	snprintf(name, sizeof name, "%s/", s->cluster->name);
 	cluster_key(s->cluster, "live/", name, prefix);
+	json_decref(s->last);
+	s->last = json_incref(json_array_get(rows, json_array_size(rows) - 1));
 	json_array_foreach(rows, i, row) {
 		CLEANUP(buf_free) struct buf id = BUF_INIT(CLUSTER_KEY_MAX);
 		struct own_key *k;
-		TRY(etcd_key(row, prefix, &id));
-		if (!job_id_ok((struct str){ (char *)id.p, id.len }))
+		if (etcd_key(row, prefix, &id) || !job_id_ok((struct str){ (char *)id.p, id.len })) {
+			err_clear(); /* none of dcpd's */
 			continue;
+		}
 		TRY(vec_push(&s->own, &k));
 		memcpy(k->id, id.p, JOB_ID_LEN);
 		k->id[JOB_ID_LEN] = '\0';
@@ -422,7 +478,7 @@ static void on_own(void *user, enum err e, const json_t *answer)
 	struct cluster_settling *s = user;
 
 	e = e ?: take_own(s, etcd_rows(answer, 0));
-	if (!e && etcd_has_more(answer, 0) && s->own.n) {
+	if (!e && etcd_has_more(answer, 0) && s->last) {
 		ask_own(s);
 		return;
 	}
@@ -439,7 +495,7 @@ static void ask_own(struct cluster_settling *s)
 
 	snprintf(name, sizeof name, "%s/", s->cluster->name);
 	cluster_key(s->cluster, "live/", name, prefix);
-	json_t *range = etcd_range_from(prefix, s->own.n ? s->own.v[s->own.n - 1].id : "", OWN_PAGE);
+	json_t *range = etcd_range_behind(prefix, s->last, OWN_PAGE);
 	etcd_ask(s->cluster->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o]", range), json_array()), on_own, s);
 }
 
@@ -491,9 +547,10 @@ void cluster_confirm(struct job *j, done_fn fn, void *user)
 {
 	struct cluster *c = j->server->cluster;
 	char live[CLUSTER_KEY_MAX], name[CLUSTER_NAME_MAX + JOB_ID_LEN + 2];
+	int64_t renewed_ms = c && c->settled ? c->renewed_ms : 0; /* others may have had it before a lease that has just begun */
 
 	if (!c || c->leaving ||
-	    takeover_gate(j->token, c->renewed_ms, j->server->config->cluster_ttl_ms, boot_ms()) == TAKEOVER_GO) {
+	    takeover_gate(j->token, renewed_ms, j->server->config->cluster_ttl_ms, boot_ms()) == TAKEOVER_GO) {
 		loop_later(j->server->loop, fn, user, OK);
 		return;
 	}

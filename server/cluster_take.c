@@ -24,6 +24,7 @@ struct cluster_taking {
 	json_t *rows;                          /* of a page */
 	size_t next;                           /* in rows */
 	bool more;
+	json_t *last;                          /* row of the last key of the page; NULL: of the first page */
 	json_t *record;                        /* of the job that is being taken */
 };
 
@@ -33,6 +34,7 @@ static void end_walk(struct cluster_taking *t)
 {
 	t->cluster->taking = NULL;
 	json_decref(t->rows);
+	json_decref(t->last);
 	json_decref(t->record);
 	mem_free(t);
 }
@@ -110,13 +112,14 @@ static void on_ours(void *user, enum err e, const json_t *answer)
 }
 
 /* The record as the new owner has it. */
-static FALLIBLE enum err change_record(const struct cluster_taking *t, json_t *job)
+static FALLIBLE enum err change_record(const struct cluster *c, const char *from, const char *why, json_t *value)
 {
-	const char *self = t->cluster->name;
+	const char *self = c->name;
+	json_t *job = json_object_get(value, "job");
 	char stamp[CLOCK_TEXT_MAX];
 	json_t *taken = json_object_get(job, "taken_over");
-	json_t *one = json_pack("{s:s, s:s, s:s, s:O*, s:s}", "from", t->node, "to", self, "at", clock_text(clock_wall_ms(), stamp),
-				"attempt", json_object_get(job, "attempt"), "why", "the lease of its node was over");
+	json_t *one = json_pack("{s:s, s:s, s:s, s:O*, s:s}", "from", from, "to", self, "at", clock_text(clock_wall_ms(), stamp),
+				"attempt", json_object_get(job, "attempt"), "why", why);
 
 	(void)json_object_del(job, "moved_to");
 	(void)json_object_del(job, "ownership");
@@ -125,7 +128,8 @@ static FALLIBLE enum err change_record(const struct cluster_taking *t, json_t *j
 		   json_object_set_new(job, "node", json_string(self)) != 0 ||
 		   json_object_set_new(job, "nodes", json_pack("[s]", self)) != 0 ||
 		   json_object_set_new(job, "state", json_string("queued")) != 0 ||
-		   json_object_set_new(job, "stage", json_string("taken over")) != 0;
+		   json_object_set_new(job, "stage", json_string("taken over")) != 0 ||
+		   json_object_set_new(value, "node", json_string(self)) != 0;
 	return bad ? ERR(NO_MEMORY, "cannot take a job over") : OK;
 }
 
@@ -144,8 +148,8 @@ static FALLIBLE enum err ask_for(struct cluster_taking *t, const json_t *row)
 					      .takes_work = takes_work(c), .has_record = json_object_get(job, "spec") != NULL };
 	if (!takeover_may_take(&offer))
 		return ERR(STATE_CONFLICT, "the job stays where it is");
-	TRY(change_record(t, job));
-	TRY(json_object_set_new(value, "node", json_string(c->name)) == 0 ? OK : ERR(NO_MEMORY, "cannot take a job over"));
+	TRY(job_check_take(c->server, job));
+	TRY(change_record(c, t->node, "the lease of its node was over", value));
 	(void)json_object_del(about, "id");
 	(void)json_object_del(about, "revision");
 	json_decref(t->record);
@@ -199,7 +203,7 @@ static void next_row_later(void *user, enum err)
 		etcd_ask(t->cluster->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o]", get), json_array()), on_record, t);
 		return;
 	}
-	if (t->more && t->id[0])
+	if (t->more && t->last)
 		ask_page(t);
 	else
 		next_node(t);
@@ -219,21 +223,22 @@ static FALLIBLE enum err take_page(struct cluster_taking *t, const json_t *answe
 	snprintf(name, sizeof name, "%s/", t->node);
 	cluster_key(t->cluster, "live/", name, prefix);
 	json_decref(t->rows);
+	json_decref(t->last);
+	t->last = json_incref(json_array_get(etcd_rows(answer, 0), json_array_size(etcd_rows(answer, 0)) - 1));
 	t->rows = json_array();
 	t->next = 0;
 	t->more = etcd_has_more(answer, 0);
 	json_array_foreach(etcd_rows(answer, 0), i, row) {
 		CLEANUP(buf_free) struct buf id = BUF_INIT(CLUSTER_KEY_MAX);
 		json_t *about = NULL;
-		TRY(etcd_value(row, &about));
-		enum err e = etcd_key(row, prefix, &id);
-		if (!e && (!job_id_ok((struct str){ (char *)id.p, id.len }) ||
-			   json_object_set_new(about, "id", json_stringn((char *)id.p, id.len)) != 0 ||
-			   json_object_set_new(about, "revision", json_integer(etcd_number(row, "mod_revision"))) != 0))
-			e = ERR(CLUSTER_UNAVAILABLE, "etcd holds a job whose id is none");
-		if (e) {
+		if (etcd_key(row, prefix, &id) || !job_id_ok((struct str){ (char *)id.p, id.len }) || etcd_value(row, &about)) {
+			err_clear(); /* none of dcpd's */
+			continue;
+		}
+		if (json_object_set_new(about, "id", json_stringn((char *)id.p, id.len)) != 0 ||
+		    json_object_set_new(about, "revision", json_integer(etcd_number(row, "mod_revision"))) != 0) {
 			json_decref(about);
-			return e;
+			return ERR(NO_MEMORY, "cannot take jobs over");
 		}
 		if (json_array_append_new(t->rows, about) != 0)
 			return ERR(NO_MEMORY, "cannot take jobs over");
@@ -257,7 +262,7 @@ static void ask_page(struct cluster_taking *t)
 
 	snprintf(name, sizeof name, "%s/", t->node);
 	cluster_key(t->cluster, "live/", name, prefix);
-	json_t *range = etcd_range_from(prefix, t->id, TAKE_PAGE);
+	json_t *range = etcd_range_behind(prefix, t->last, TAKE_PAGE);
 	etcd_ask(t->cluster->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o]", range), json_array()), on_page, t);
 }
 
@@ -269,7 +274,8 @@ static void next_node(struct cluster_taking *t)
 	each(n, c->nodes.v, c->nodes.n)
 		if (n->state == CLUSTER_AWAY && strcmp(n->name, t->node) > 0 && takes_work(c)) {
 			snprintf(t->node, sizeof t->node, "%s", n->name);
-			t->id[0] = '\0';
+			json_decref(t->last);
+			t->last = NULL;
 			ask_page(t);
 			return;
 		}
@@ -287,19 +293,51 @@ void cluster_take_looked(struct cluster *c)
 	next_node(c->taking);
 }
 
+/* ---- a job of this node's that its journal lacks ---- */
+
+struct taking_up {
+	struct cluster *cluster;
+	json_t *value;                         /* of its record */
+};
+
 static void on_taken_up(void *, enum err e)
 {
 	if (e)
 		log_err("a job of this node is not in its journal", NULL);
 }
 
-FALLIBLE enum err cluster_take_up(struct cluster *c, const json_t *value, int64_t token)
+static void on_ours_again(void *user, enum err e, const json_t *answer)
 {
+	struct taking_up t = *(struct taking_up *)user;
+
+	mem_free(user);
+	err_clear();
+	if (e || !etcd_succeeded(answer))
+		t.cluster->settled = false; /* the next look goes through its jobs anew */
+	else
+		job_take(t.cluster->server, json_object_get(t.value, "job"),
+			 etcd_number(json_object_get(answer, "header"), "revision"), on_taken_up, NULL);
+	json_decref(t.value);
+}
+
+FALLIBLE enum err cluster_take_up(struct cluster *c, const char *id, json_t *value, int64_t live, int64_t record)
+{
+	char jobs[CLUSTER_KEY_MAX], ours[CLUSTER_KEY_MAX], self[CLUSTER_KEY_MAX], name[CLUSTER_NAME_MAX + JOB_ID_LEN + 2];
 	const json_t *job = json_object_get(value, "job");
 
 	if (!json_object_get(job, "spec") || strcmp(jval_text(value, "node"), c->name) != 0)
 		return ERR(CLUSTER_UNAVAILABLE, "etcd does not have its record");
-	job_take(c->server, job, token, on_taken_up, NULL);
+	TRY(job_check_take(c->server, job));
+	TRY(change_record(c, c->name, "the journal of its node did not have it", value));
+	snprintf(name, sizeof name, "%s/%s", c->name, id);
+	cluster_key(c, "live/", name, ours);
+	cluster_key(c, "jobs/", id, jobs);
+	cluster_key(c, "alive/", c->name, self);
+	json_t *compare = json_pack("[o, o, o]", etcd_changed_at(ours, live), etcd_changed_at(jobs, record), etcd_made_at(self, c->made));
+	json_t *then = json_pack("[o, o]", etcd_touch(ours), etcd_put(jobs, value, 0));
+	struct taking_up *t = mem_sure(sizeof *t);
+	*t = (struct taking_up){ c, json_incref(value) };
+	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(compare, then, json_array()), on_ours_again, t);
 	return OK;
 }
 

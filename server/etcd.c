@@ -154,14 +154,20 @@ static bool try_next(struct call *c)
 	return true;
 }
 
+/* A token that etcd has forgotten (it keeps them for minutes, and not over a restart), or one of before users or roles were changed. */
+static bool is_token_over(const json_t *doc, const char *said)
+{
+	return etcd_number(doc, "code") == UNAUTHENTICATED ||
+	       (said && (strstr(said, "revision of auth store is old") || strstr(said, "user name is empty")));
+}
+
 static void on_refused(struct call *c, const json_t *doc)
 {
 	struct etcd *e = c->etcd;
 	const char *said = json_string_value(json_object_get(doc, "error")), *url = e->urls[e->current];
 	long status = c->parcel.status;
 
-	/* A token that etcd has forgotten: it keeps them for minutes, and not over a restart. */
-	if (e->login && !c->asks_token && !c->had_token && etcd_number(doc, "code") == UNAUTHENTICATED) {
+	if (e->login && !c->asks_token && !c->had_token && is_token_over(doc, said)) {
 		e->token[0] = '\0';
 		transmit(c);
 		return;
@@ -245,6 +251,13 @@ static json_t *key_of(const char *key)
 	return base64(key, strlen(key));
 }
 
+static FALLIBLE enum err decode(const json_t *row, const char *member, struct buf *out)
+{
+	const json_t *text = json_object_get(row, member);
+
+	return buf_unbase64(out, (struct str){ json_string_value(text), json_string_length(text) });
+}
+
 /* A 64-bit number as etcd's gateway takes it. */
 static json_t *number(int64_t n)
 {
@@ -296,18 +309,23 @@ static void end_of(const char *prefix, char end[KEY_MAX])
 
 json_t *etcd_range(const char *prefix, uint32_t limit)
 {
-	return etcd_range_from(prefix, "", limit);
+	return etcd_range_behind(prefix, NULL, limit);
 }
 
-json_t *etcd_range_from(const char *prefix, const char *from, uint32_t limit)
+json_t *etcd_range_behind(const char *prefix, const json_t *row, uint32_t limit)
 {
-	char end[KEY_MAX], first[KEY_MAX];
-	size_t n = (size_t)snprintf(first, sizeof first, "%s%s", prefix, from);
+	CLEANUP(buf_free) struct buf key = BUF_INIT(ANSWER_MAX);
+	char end[KEY_MAX];
 
-	must(n < sizeof first);
 	end_of(prefix, end);
-	return json_pack("{s:{s:o, s:o, s:o}}", "request_range", "key", from[0] ? base64(first, n + 1) /* and its NUL: the next key */ :
-				 key_of(first), "range_end", key_of(end), "limit", number(limit));
+	if (!row)
+		buf_puts(&key, prefix);
+	else if (decode(row, "key", &key) == OK)
+		buf_putc(&key, '\0'); /* the next key */
+	bool bad = buf_status(&key) != OK || key.len == 0;
+	err_clear();
+	return bad ? NULL : json_pack("{s:{s:o, s:o, s:o}}", "request_range", "key", base64(key.p, key.len), "range_end", key_of(end),
+				      "limit", number(limit));
 }
 
 json_t *etcd_range_before(const char *prefix, const char *before, uint32_t limit)
@@ -352,6 +370,11 @@ json_t *etcd_put(const char *key, const json_t *value, int64_t lease)
 
 	return json_pack("{s:{s:o, s:o, s:o}}", "request_put", "key", key_of(key), "value", text ? base64(text, strlen(text)) : NULL,
 			 "lease", number(lease));
+}
+
+json_t *etcd_touch(const char *key)
+{
+	return json_pack("{s:{s:o, s:b, s:b}}", "request_put", "key", key_of(key), "ignore_value", 1, "ignore_lease", 1);
 }
 
 json_t *etcd_delete(const char *key)
@@ -400,13 +423,6 @@ bool etcd_has_more(const json_t *answer, size_t index)
 int64_t etcd_counted(const json_t *answer, size_t index)
 {
 	return etcd_number(range_at(answer, index), "count");
-}
-
-static FALLIBLE enum err decode(const json_t *row, const char *member, struct buf *out)
-{
-	const json_t *text = json_object_get(row, member);
-
-	return buf_unbase64(out, (struct str){ json_string_value(text), json_string_length(text) });
 }
 
 FALLIBLE enum err etcd_value(const json_t *row, json_t **out)

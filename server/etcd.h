@@ -30,12 +30,13 @@ json_t *etcd_made_at(const char *key, int64_t revision);       /* its create_rev
 json_t *etcd_changed_at(const char *key, int64_t revision);    /* its mod_revision */
 json_t *etcd_get(const char *key);
 json_t *etcd_range(const char *prefix, uint32_t limit);       /* all keys that begin so, in their order; limit 0: all */
-json_t *etcd_range_from(const char *prefix, const char *from, uint32_t limit);  /* those behind prefix + from */
+json_t *etcd_range_behind(const char *prefix, const json_t *row, uint32_t limit);      /* those behind a row's key; row NULL: all */
 json_t *etcd_range_before(const char *prefix, const char *before, uint32_t limit);     /* the last ones, newest first; before "": of all */
 json_t *etcd_oldest(const char *prefix, uint32_t limit);       /* those that were made first */
 json_t *etcd_count(const char *prefix);
 json_t *etcd_delete_all(const char *prefix);
 json_t *etcd_put(const char *key, const json_t *value, int64_t lease);      /* value: as JSON text; lease 0: none */
+json_t *etcd_touch(const char *key);                           /* puts its value again: only its mod_revision changes */
 json_t *etcd_delete(const char *key);
 /* Takes all three, arrays; if all comparisons hold `then` is done, else `otherwise`. */
 json_t *etcd_txn(json_t *compare, json_t *then, json_t *otherwise);

@@ -70,6 +70,8 @@ FALLIBLE enum err job_state_of(struct server *s, struct str id, enum job_state *
 FALLIBLE enum err job_kind_of(struct server *s, struct str id, enum job_kind *out);
 /* The node that has taken the job over, "": not known which; NULL: it is this node's, or not known here. */
 const char *job_moved_to(struct server *s, struct str id, bool *is_here_out);
+/* Could this daemon run it? No: a newer one has made it. */
+FALLIBLE enum err job_check_take(struct server *s, const json_t *record);
 /* Takes a job over from the node `from`: its record as etcd has it, and the token of the ownership. fn hears when it is in the journal. */
 void job_take(struct server *s, const json_t *record, int64_t token, done_fn fn, void *user);
 

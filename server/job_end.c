@@ -280,7 +280,8 @@ static void end_marked(struct job *j)
 static void end_moved(struct job *j)
 {
 	json_decref(j->error);
-	j->error = errdoc_sure(ERR(JOB_MOVED, "job %s was taken over by node \"%s\" while this one was away", j->id, j->moved_to));
+	j->error = errdoc_sure(ERR(JOB_MOVED, "job %s was taken over by %s%s%s while this one was away", j->id,
+				     j->moved_to[0] ? "node \"" : "another node", j->moved_to, j->moved_to[0] ? "\"" : ""));
 	job_end(j, JOB_FAILED);
 }
 

@@ -69,14 +69,20 @@ static FALLIBLE enum err add_memory(const struct state_dict_memory *m, json_t *b
 	return OK;
 }
 
+/* How many owners the job had before this node. */
+static json_int_t turn_of(const struct job *j)
+{
+	return (json_int_t)json_array_size(j->taken);
+}
+
 /* For the fence of its storage (worker/store/fence.h). */
 static FALLIBLE enum err add_owner(const struct job *j, json_t *doc)
 {
 	char mark[JOB_MARK_LEN + 1];
 
 	job_id_mark(j->server->journal, mark);
-	return json_object_set_new(doc, "owner", json_pack("{s:s, s:I}", "mark", mark, "token", (json_int_t)j->token)) == 0 ?
-		       OK : ERR(NO_MEMORY, "cannot describe a job");
+	json_t *owner = json_pack("{s:s, s:I}", "mark", mark, "turn", turn_of(j));
+	return json_object_set_new(doc, "owner", owner) == 0 ? OK : ERR(NO_MEMORY, "cannot describe a job");
 }
 
 static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **body_out, int **fds_out, uint32_t *fd_count_out)
@@ -564,7 +570,7 @@ static void ask_recover(struct job *j, struct recovery *r)
 
 	job_id_mark(j->server->journal, mark);
 	if (q && j->shared &&
-	    (json_object_set_new(q, "mark", json_string(mark)) != 0 || json_object_set_new(q, "token", json_integer(j->token)) != 0 ||
+	    (json_object_set_new(q, "mark", json_string(mark)) != 0 || json_object_set_new(q, "turn", json_integer(turn_of(j))) != 0 ||
 	     json_object_set_new(q, "takes", json_boolean(j->takes)) != 0)) {
 		json_decref(q);
 		q = NULL;

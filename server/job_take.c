@@ -119,6 +119,19 @@ static FALLIBLE enum err load(struct server *s, const json_t *record, struct job
 	return e;
 }
 
+FALLIBLE enum err job_check_take(struct server *s, const json_t *record)
+{
+	struct job *j = NULL;
+
+	enum err e = load(s, record, &j);
+	e = e ?: job_spec_resolve(j);
+	struct err_info info = *err_last();
+	job_free(j);
+	if (e)
+		err_restore(&info);
+	return e;
+}
+
 /* A job that came back after it was given up has an ended row here. */
 static void drop_ended(struct server *s, const char *id)
 {

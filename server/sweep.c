@@ -181,16 +181,18 @@ static void on_job_swept(void *user, enum err e, const json_t *ok, int *)
 static void ask(struct sweeps *all, struct pending *p)
 {
 	struct asked *a = mem_zalloc(1, sizeof *a);
+	char mark[JOB_MARK_LEN + 1];
 
 	if (!a)
 		return; /* at the next tick */
 	a->all = all;
+	job_id_mark(all->parts.journal, mark); /* another node may have the job by now, and be at it */
 	memcpy(a->job, p->job, sizeof a->job);
 	a->attempt = p->attempt;
 	p->asked = true;
 	lookup_ask(all->parts.lookups, p->storage,
-		   json_pack("{s:s, s:s, s:s, s:s, s:i, s:s*}", "op", "sweep", "storage", p->storage, "name", p->name, "job", p->job,
-			     "attempt", p->attempt, "part", p->part), NULL, 0, on_job_swept, a);
+		   json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:s*}", "op", "sweep", "storage", p->storage, "name", p->name, "job", p->job,
+			     "mark", mark, "attempt", p->attempt, "part", p->part), NULL, 0, on_job_swept, a);
 }
 
 /* A part that may still be taken. */

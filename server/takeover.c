@@ -30,7 +30,13 @@ enum takeover_end takeover_end(const struct takeover_outcome *o)
 
 enum takeover_own takeover_own(const struct takeover_known *k)
 {
-	if (k->in_live)
-		return TAKEOVER_GO_ON;
-	return k->has_record && !k->record_is_own ? TAKEOVER_IS_GONE : TAKEOVER_REGISTER;
+	if (!k->in_live && !k->has_record)
+		return k->was_known ? TAKEOVER_IS_GONE : TAKEOVER_REGISTER;
+	if (!k->in_live)
+		return k->record_is_own && k->record_turn <= k->row_turn ? TAKEOVER_REGISTER : TAKEOVER_IS_GONE;
+	if (!k->has_row)
+		return TAKEOVER_TAKE_UP;
+	if (k->record_turn > k->row_turn)
+		return k->is_moved ? TAKEOVER_TAKE_UP : TAKEOVER_YIELD;
+	return k->is_moved ? TAKEOVER_FORGET : TAKEOVER_GO_ON;
 }

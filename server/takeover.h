@@ -4,12 +4,13 @@
  * A job is *shared* if it reads and writes only storages that other nodes may have. In etcd it has two keys:
  *
  *   PREFIX/jobs/ID        its record, and its owner's name; written by its owner alone, if nobody else has written it since
- *   PREFIX/live/NODE/ID   NODE owns it, and it has not ended. The key's revision is the token of this ownership (worker/store/fence.h)
+ *   PREFIX/live/NODE/ID   NODE owns it, and it has not ended. The key's revision is the token of this ownership
  *
  *   made      owner:  absent live/A, jobs as it was          → put live/A, jobs
  *   state     owner:  jobs as it was                         → put jobs
  *   taken     other:  absent alive/A, live/A as it was seen,
- *                     own alive/B, jobs as it was            → delete live/A, put live/B, jobs; then the storage's fence
+ *                     own alive/B, jobs as it was            → delete live/A, put live/B, jobs; then the storage's fences
+ *   taken up  A itself, whose journal lacks it: the same     → put live/A, jobs, as the next owner
  *   end       owner:  jobs as it was                         → delete live/A, put jobs
  *
  * What an owner does between two of these, etcd does not see. A commit is fenced by the storage, always. Beyond that the owner asks etcd
@@ -44,10 +45,19 @@ struct takeover_outcome {
 enum takeover_end { TAKEOVER_SUCCEEDED, TAKEOVER_FAILED, TAKEOVER_GIVEN_UP };
 enum takeover_end takeover_end(const struct takeover_outcome *o);
 
-/* ---- a job of this node's journal, when the node has joined ---- */
+/* ---- a job of this node's, in etcd or in its journal, when the node has joined ---- */
 struct takeover_known {
 	bool in_live;                  /* live/SELF/ID is there */
 	bool has_record, record_is_own;
+	bool has_row, is_moved;        /* in the journal; … as one that another node has */
+	bool was_known;                /* etcd has had it, the journal says: without a record it was pruned, and somebody has ended it */
+	uint64_t record_turn, row_turn;/* owners that it had before, as etcd and as the journal say (worker/store/fence.h) */
 };
-enum takeover_own { TAKEOVER_GO_ON, TAKEOVER_REGISTER, TAKEOVER_IS_GONE };
+enum takeover_own {
+	TAKEOVER_GO_ON, TAKEOVER_REGISTER,
+	TAKEOVER_IS_GONE,
+	TAKEOVER_TAKE_UP,              /* the journal lacks it: this daemon becomes its next owner */
+	TAKEOVER_YIELD,                /* another daemon of this node's name had it since: to be given up, then taken up */
+	TAKEOVER_FORGET,               /* it was given up, and registered by mistake: its record was pruned meanwhile */
+};
 enum takeover_own takeover_own(const struct takeover_known *k);

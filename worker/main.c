@@ -201,7 +201,7 @@ static FALLIBLE enum err run_job(struct job *j, struct frame *f)
 	json_t *request = json_object_get(j->doc, "spec");
 	j->attempt = (uint64_t)json_integer_value(json_object_get(j->doc, "attempt"));
 	j->mark = json_string_value(json_object_get(json_object_get(j->doc, "owner"), "mark"));
-	j->token = (uint64_t)json_integer_value(json_object_get(json_object_get(j->doc, "owner"), "token"));
+	j->turn = (uint32_t)json_integer_value(json_object_get(json_object_get(j->doc, "owner"), "turn"));
 	j->dry_run = json_is_true(json_object_get(j->doc, "dry_run"));
 	j->uid = (uid_t)json_integer_value(json_object_get(j->doc, "uid"));
 	j->admin = json_is_true(json_object_get(j->doc, "admin"));

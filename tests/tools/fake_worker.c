@@ -425,7 +425,7 @@ static bool sweep_fails(const json_t *doc)
 		return false;
 	snprintf(path, sizeof path, "%s/.swept", root);
 	int fd = open(path, O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0644);
-	if (fd < 0 || dprintf(fd, "%s\n", job) < 0)
+	if (fd < 0 || dprintf(fd, "%s %s\n", job, json_string_value(json_object_get(doc, "mark")) ?: "-") < 0)
 		_exit(9);
 	close(fd);
 	return read_small(root, ".stuck", text, sizeof text);

@@ -349,26 +349,6 @@ static bool recover(const char *name, const char *job, const char *kind)
 	return committed;
 }
 
-/* Another node takes a job over whose former owner had committed it: it has succeeded. */
-static void test_recover_taken_over(void **state)
-{
-	struct manifest *m = NULL;
-	bool committed = false;
-	json_t *q = json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:b}", "storage", "main", "name", "run/x", "job", "A", "kind", "reshard", "mark",
-			      "OTHERS", "token", 7, "takes", 1);
-
-	(void)state;
-	T_OK(save("A", "run/x", false));
-	T_OK(commit_recover(&t.w.stores, q, &committed, &m));
-	assert_true(committed && t_worker_has(&t, "run/x/.metadata") && t_worker_has(&t, "run/.dcpd-A-fence"));
-	manifest_free(m);
-	m = NULL;
-	T_OK(commit_recover(&t.w.stores, q, &committed, &m)); /* the new owner is killed, and begins anew */
-	assert_true(committed);
-	manifest_free(m);
-	json_decref(q);
-}
-
 static void test_recover_save(void **state)
 {
 	struct staging s;
@@ -809,7 +789,6 @@ int main(void)
 		T(test_earlier_attempts_are_cleared), T(test_appears_at_once), T(test_given_up), T(test_exists),
 		T(test_second_comes_too_late), T(test_overwrite), T(test_never_replaced), T(test_changed_meanwhile), T(test_names),
 		T(test_inside_a_checkpoint), T(test_sizes), T(test_file_hides_no_checkpoints), T(test_delete), T(test_recover_save),
-		T(test_recover_taken_over),
 		T(test_recover_rank_local), T(test_recover_exchanged), T(test_recover_delete), T(test_sweep),
 		T(test_sweep_leaves_others_alone), T(test_sweep_keeps_what_was_put_away), T(test_sweep_follows_no_link), T(test_owner),
 		T(test_owner_at_the_commit), T(test_held_before_the_commit), T(test_unsynced_commit_is_taken_back),

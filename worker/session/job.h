@@ -65,7 +65,7 @@ struct job {
 	uid_t uid;                     /* who asked for it: owns what it commits */
 	bool admin;                    /* … and may remove and replace everything */
 	const char *mark;              /* of a job that another node may take over: this daemon's; NULL: of none such */
-	uint64_t token;                /* … and the number of its ownership (store/fence.h) */
+	uint32_t turn;                 /* … and how many owners it had before (store/fence.h) */
 	bool dry_run;
 	int *fds;                      /* the segments of JOB, then spools, then the segments of SEGMENTS */
 	uint32_t fd_count;
@@ -96,7 +96,7 @@ struct job {
 static inline struct store_job job_in_store(const struct job *j)
 {
 	return (struct store_job){ .stores = &j->worker->stores, .id = j->id, .attempt = j->attempt, .uid = j->uid, .admin = j->admin,
-				    .mark = j->mark, .token = j->token };
+				    .mark = j->mark, .turn = j->turn };
 }
 
 /* Reads the state dicts of j->doc, whose segments are j->fds. ERR_PROTOCOL. */

@@ -121,7 +121,7 @@ enum err commit_recover(const struct stores *stores, const json_t *question, boo
 	const char *kind = jval_text(question, "kind"), *name = jval_text(question, "name");
 	const struct store_job by = { .stores = stores, .id = jval_text(question, "job"),
 				      .mark = json_string_value(json_object_get(question, "mark")),
-				      .token = (uint64_t)jval_int(question, "token") };
+				      .turn = (uint32_t)jval_int(question, "turn") };
 	const struct store *store;
 	enum job_kind k;
 

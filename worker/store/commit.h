@@ -4,6 +4,7 @@
  * may have marked what it could not write as clean, so a second fsync that succeeds proves nothing about the first. Therefore:
  *   - a commit (save, overwrite, delete, a save beside other files) whose fsync fails is taken back by the opposite rename, which makes
  *     the directory dirty anew, and that is fsynced: the job fails with the storage's error, and nothing has changed;
+ *     (one that another node may take over is not: that node may have found it there, and is in the next case);
  *   - if that fails too, or the fsync of a recovery does, the job fails with ERR_NOT_DURABLE: what is visible is whole, but a power cut may
  *     bring the other state back. Nothing is removed then, no recovery is asked, and no retry follows;
  *   - a directory on the way to a target is removed again if its parent cannot be fsynced, so that no later save relies on it.

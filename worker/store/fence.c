@@ -2,12 +2,12 @@
 #include "store/fence.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
-#include "base/jval.h"
 #include "base/mem.h"
 #include "store/staging.h"
 
-enum { PAGE_MAX = 512 };
+enum { PAGE_MAX = 512, FENCE_NAME_MAX = 128 };
 
 static const char suffix[] = "-fence";
 
@@ -25,61 +25,74 @@ bool fence_is_of(const char *name, struct str job, const char *mark)
 	return dot ? str_is(str_of(dot + 1), mark) : str_ends(job, mark);
 }
 
-/* The folder of the target, made if it has to be, and the fence's name in it. */
-static FALLIBLE enum err place(const struct store_job *by, const struct store *store, const char *target, bool make,
-			       struct store_at *folder, char name[128])
+/* The first owner's names have none. */
+static unsigned long turn_of(const char *name)
+{
+	const char *dash = strrchr(name, '-'), *plus = dash ? strchr(dash, '+') : NULL;
+
+	return plus ? strtoul(plus + 1, NULL, 10) : 0;
+}
+
+bool fence_keeps_out(const char *name, struct str job, const struct store_job *by)
+{
+	return !fence_is(name) && !fence_is_of(name, job, by->mark) && turn_of(name) < by->turn;
+}
+
+static void name_fence(const struct store_job *by, uint32_t turn, char out[FENCE_NAME_MAX])
+{
+	snprintf(out, FENCE_NAME_MAX, ".dcpd-%.64s%s+%u", by->id, suffix, turn);
+}
+
+/* The folder of the target. make: with all above it. */
+static FALLIBLE enum err enter(const struct store *store, const char *target, bool make, struct store_at *folder)
 {
 	char parent[4096], last[256];
 
 	TRY(staging_divide(target, parent, sizeof parent, last, sizeof last));
-	snprintf(name, 128, ".dcpd-%.64s%s", by->id, suffix);
 	return make ? store->ops->make(store_top(store), parent, folder) : store_enter(store_top(store), parent, folder);
 }
 
-/* ERR_JOB_MOVED: a later owner's. A page that cannot be read fences all but the one who writes it anew. */
-static FALLIBLE enum err read_page(const struct store_job *by, struct store_at folder, const char *name)
+static FALLIBLE enum err look(const struct store_job *by, struct store_at folder)
 {
-	CLEANUP(mem_free_ptr) void *bytes = NULL;
-	CLEANUP(jval_drop) json_t *doc = NULL;
+	CLEANUP(mem_free_ptr) void *page = NULL;
+	char name[FENCE_NAME_MAX];
 	uint64_t n = 0;
 
-	enum err e = store_get(folder, name, PAGE_MAX, &bytes, &n, NULL);
+	name_fence(by, by->turn, name);
+	enum err e = store_get(folder, name, PAGE_MAX, &page, &n, NULL);
 	if (e == ERR_NOT_FOUND) {
 		err_clear();
 		return OK;
 	}
-	TRY(e);
-	TRY(jval_parse((struct str){ bytes, n }, &doc));
-	const char *mark = jval_text(doc, "mark");
-	if (jval_int(doc, "token") <= (json_int_t)by->token || (mark && strcmp(mark, by->mark) == 0))
-		return OK;
-	return ERR(JOB_MOVED, "job %s was taken over by another node", by->id);
+	return e ? e : ERR(JOB_MOVED, "job %s was taken over by another node", by->id);
 }
 
 enum err fence_check(const struct store_job *by, const struct store *store, const char *target)
 {
 	CLEANUP(store_close) struct store_at folder = STORE_NOTHING;
-	char name[128];
 
 	if (!by->mark)
 		return OK;
-	enum err e = place(by, store, target, false, &folder, name);
+	enum err e = enter(store, target, false, &folder);
 	if (e == ERR_NOT_FOUND) {
 		err_clear();
 		return OK;
 	}
-	return e ? e : read_page(by, folder, name);
+	return e ? e : look(by, folder);
 }
 
 enum err fence_raise(const struct store_job *by, const struct store *store, const char *target, bool lock)
 {
 	CLEANUP(store_close) struct store_at folder = STORE_NOTHING, held = STORE_NOTHING;
-	char name[128], page[128];
+	char name[FENCE_NAME_MAX], page[128];
 
-	TRY(place(by, store, target, true, &folder, name));
+	TRY(enter(store, target, true, &folder));
 	if (lock && store->ops->lock)
 		TRY(store->ops->lock(folder, &held));
-	TRY(read_page(by, folder, name));
-	int n = snprintf(page, sizeof page, "{\"token\":%ju,\"mark\":\"%.6s\"}\n", (uintmax_t)by->token, by->mark);
-	return store->ops->put(folder, name, page, (uint64_t)n, true);
+	int n = snprintf(page, sizeof page, "{\"turn\":%u,\"mark\":\"%.6s\"}\n", by->turn, by->mark);
+	for (uint32_t turn = 0; turn < by->turn; turn++) {
+		name_fence(by, turn, name);
+		TRY(store->ops->put(folder, name, page, (uint64_t)n, true));
+	}
+	return look(by, folder);
 }

@@ -149,8 +149,8 @@ enum err posix_publish(struct staging *s, const char *replaces)
 	TRY(replaces ? exchange(s, staged, replaces) : fs_rename_noreplace(s->parent.handle, staged, s->target));
 	s->done = true;
 	fs_fault("commit.renamed");
-	if (fs_fsync(s->parent.handle, "."))
-		return take_back(s, replaces != NULL);
+	if (fs_fsync(s->parent.handle, ".")) /* who takes the job over may have found it committed by now, and said so */
+		return s->by.mark ? commit_in_doubt("is there and whole", s->target) : take_back(s, replaces != NULL);
 	if (s->is_file)
 		posix_beside_keep_receipt(s->parent.handle, s->name, s->target);
 	fs_drop(&inside);

@@ -30,6 +30,7 @@ struct leftovers {
 	const char *job;               /* NULL: any job that is not kept */
 	const char *mark;              /* of a job: what another daemon staged stays; NULL: nothing does */
 	uint64_t attempt;              /* of a job: what later attempts staged stays; 0: nothing does */
+	const struct store_job *by;    /* of a job that is taken over */
 	const struct commit_keep *keep;
 	const char *path;              /* of dirfd, below the root, for others' names */
 	uint64_t removed;
@@ -135,8 +136,8 @@ static bool is_kept(const struct leftovers *l, struct str job, const char *name)
 
 	if (!k)
 		return false;
-	if (fence_is(name))
-		return !is_abandoned(l, name);
+	if (fence_is(name)) /* the owner that it keeps out may have been stopped for any time */
+		return true;
 	if (k->before && str_cmp(job, str_of(k->before)) >= 0)
 		return true;
 	for (size_t i = 0; i < json_array_size(k->jobs); i++)
@@ -164,12 +165,26 @@ static enum err find_leftover(void *user, const char *name, unsigned char)
 	return *at ? OK : ERR(NO_MEMORY, "no memory for a name");
 }
 
+/* Another daemon's, which may only have been stopped, is renamed first: what is removed file by file must not be committed meanwhile. */
+static FALLIBLE enum err remove_one(const struct leftovers *l, const char *name)
+{
+	const char *mark = l->keep ? l->keep->mark : NULL;
+	char mine[NAME_MAX + 1];
+
+	if (!mark || fence_is_of(name, job_of(name), mark))
+		return fs_remove_tree(l->dirfd, name);
+	if (snprintf(mine, sizeof mine, "%s.%.6s", name, mark) > NAME_MAX)
+		return ERR(NAME_INVALID, "the name '%s' is too long", name);
+	enum err e = fs_rename(l->dirfd, name, l->dirfd, mine);
+	return e == ERR_NOT_FOUND ? OK : e ? e : fs_remove_tree(l->dirfd, mine);
+}
+
 static FALLIBLE enum err remove_leftovers(struct leftovers *l)
 {
 	enum err e = fs_list(l->dirfd, find_leftover, l), one;
 
 	for (uint64_t i = 0; i < l->names.n; i++) { /* one that stays does not keep the others */
-		one = fs_remove_tree(l->dirfd, l->names.v[i]);
+		one = remove_one(l, l->names.v[i]);
 		l->removed += !one;
 		e = e ? e : one;
 		mem_free(l->names.v[i]);
@@ -193,7 +208,7 @@ static enum err find_others(void *user, const char *name, unsigned char)
 	struct str job = job_of(name);
 	char **at;
 
-	if (!str_is(job, l->job) || fence_is(name) || str_starts(str_of(name), TRASH_PREFIX) || fence_is_of(name, job, l->mark))
+	if (!str_is(job, l->job) || str_starts(str_of(name), TRASH_PREFIX) || !fence_keeps_out(name, job, l->by))
 		return OK;
 	TRY(vec_push(&l->names, &at));
 	*at = mem_strdup(name);
@@ -203,7 +218,7 @@ static enum err find_others(void *user, const char *name, unsigned char)
 /* Each gets a name that is this daemon's. One that is gone by now was committed, or removed by its own daemon. */
 enum err posix_fence(const struct store_job *by, const struct store *store, const char *target)
 {
-	struct leftovers l = { .dirfd = -1, .job = by->id, .mark = by->mark };
+	struct leftovers l = { .dirfd = -1, .job = by->id, .by = by };
 	char last[256], mine[NAME_MAX + 1];
 
 	enum err e = posix_open_parent(store, target, last, &l.dirfd);

@@ -362,6 +362,16 @@ static FALLIBLE enum err check_own(struct staging *s, const struct s3_mark *m, c
 	return ERR(STATE_CONFLICT, "'%s' was removed by others while the answer to its commit was lost", m->target);
 }
 
+/* A process that was stopped between its look at the mark and its commit may find that its files were swept meanwhile. */
+static bool is_alive(struct s3 *s3, const struct s3_mark *m)
+{
+	struct s3_mark now;
+	bool alive = s3_mark_of_staging(s3, m->staging, &now) == OK;
+
+	err_clear();
+	return alive;
+}
+
 /* The condition is about one key: a checkpoint of another format has another. */
 static FALLIBLE enum err check_free(const struct s3_folder *there)
 {
@@ -411,7 +421,7 @@ static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, 
 	fs_fault("commit.renamed");
 	s->made = !e || is_refused(e, commit->unsure); /* else it may yet come true: a sweep looks later */
 	TRY(of_write(e, commit->unsure, m->target));
-	if (commit->unsure && !m->is_file) {
+	if (!m->is_file && (commit->unsure || (s->by.mark && !is_alive(client, m)))) {
 		s->made = false;
 		TRY(check_own(s, m, commit));
 	}

@@ -373,7 +373,7 @@ enum err s3_fence(const struct store_job *by, const struct store *s, const char 
 	TRY(marks_list(s3, by->id, &all));
 	each(k, all.keys.v, all.keys.n) {
 		struct s3_mark m;
-		if (is_own(*k, by->mark))
+		if (!fence_keeps_out(*k, job_of(*k), by))
 			continue;
 		enum err e = s3_mark_read(s3, *k, &m);
 		e = e ?: m.is_dead ? OK : s3_mark_dead(s3, &m);

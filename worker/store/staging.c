@@ -262,9 +262,10 @@ enum err staging_beside(const char *name, const char *own, char path[STAGING_BES
 
 void staging_name(const struct store_job *by, char out[STAGING_NAME_MAX])
 {
-	bool taken = by->mark && !str_ends(str_of(by->id), by->mark); /* over from the daemon whose mark the job's id has */
+	int n = snprintf(out, STAGING_NAME_MAX, ".dcpd-%.64s-%ju", by->id, (uintmax_t)by->attempt);
 
-	snprintf(out, STAGING_NAME_MAX, ".dcpd-%.64s-%ju%s%.6s", by->id, (uintmax_t)by->attempt, taken ? "." : "", taken ? by->mark : "");
+	if (by->mark && by->turn) /* it was taken over: see fence.h */
+		snprintf(out + n, STAGING_NAME_MAX - (size_t)n, "+%u.%.6s", by->turn, by->mark);
 }
 
 bool staging_is_later(const char *name, uint64_t attempt)
@@ -273,7 +274,7 @@ bool staging_is_later(const char *name, uint64_t attempt)
 	char *end = NULL;
 
 	unsigned long long of = attempt && dash && !str_starts(str_of(name), TRASH_PREFIX) ? strtoull(dash + 1, &end, 10) : 0;
-	return of > attempt && (*end == '\0' || *end == '.');
+	return of > attempt && (*end == '\0' || *end == '+' || *end == '.');
 }
 
 static FALLIBLE enum err set_place(struct staging *s, const struct store_job *by, const struct spec *spec, const char *name_given)

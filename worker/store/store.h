@@ -74,7 +74,7 @@ struct store_job {
 	bool admin;
 	/* Of a job that another node may take over (fence.h); mark NULL: of none such. */
 	const char *mark;              /* of the daemon that it runs on now */
-	uint64_t token;                /* of its ownership */
+	uint32_t turn;                 /* owners that it had before */
 };
 
 /* Place of a storage, and how it is opened. */
