@@ -7,9 +7,15 @@ The parts of `load.warm`, in seconds of one core per GiB (Xeon, Linux 6.18): mem
 stores, which first read what they overwrite); a load copies as much out of mapped pages of the file by streaming stores (0.10), maps and
 unmaps them (0.02), and hashes (0.04 with digests), before the request's own 10 ms. Segments have huge pages: mapping them costs nothing.
 """
+import datetime
+import os
+import shutil
+import statistics
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import dcpd as lib
 from measure import COLUMNS, MIB, RANKS, RUNS, SIZE, drop_caches
 from peak import Peak
 
@@ -166,3 +172,67 @@ def copies(b):
         b.delete("disk", f"copy{i}")
     b.row("catalogue.copy", "s", "<=1.20", "cp -r, sync", ours, cp, "dcpctl cp disk:src disk:copy0")
     b.delete("disk", "src")
+
+
+ENDS, ENDS_BYTES = 10, 16 << 10  # saves of a figure, since records count milliseconds; bytes of a rank, which take no time
+
+
+def ends(b):
+    """What a save takes besides its bytes. `job.first_byte`: from the journal's commit to the copy's begin; `job.durable`: from there to
+    durable, beside the bare sequence of the same files by as many threads as there are workers. The gang is warm."""
+    if not b.wants("job.first_byte") and not b.wants("job.durable"):
+        return
+    d = b.daemon()
+    d.put("ends", [lib.image({f"w{r}": ("U8", [ENDS_BYTES], os.urandom(ENDS_BYTES))}, {}) for r in range(RANKS)])
+    first, durable, bare = [], [], []
+    for i in range(RUNS + 1):
+        saved = [d.api.run("save", source={"state_dict": "ends"}, target={"storage": "disk", "name": f"ends{k}"}) for k in range(ENDS)]
+        like = {p.name: p.read_bytes() for p in (b.disk / "ckpt/ends0").iterdir()}
+        alone = statistics.mean(bare_commit(b.disk / "ckpt", like) for _ in range(ENDS)) * 1e3
+        if i:  # the first one warms up
+            first.append(statistics.mean(stage(j, "copy") - stage(j, "starting") for j in saved))
+            durable.append(statistics.mean(ms(j["milestones"]["durable"]) - stage(j, "copy") for j in saved))
+            bare.append(alone)
+        for k in range(ENDS):
+            b.delete("disk", f"ends{k}")
+    d.drop("ends")
+    b.row("job.first_byte", "ms", "<=1.00", "limit 2 ms", first, [2.0], f"dcpctl save of {RANKS} x 16 KiB, by the stages of its record")
+    b.row("job.durable", "ms", "<=1.20", "the same files, fsyncs and rename alone", durable, bare, "the same, until durable")
+
+
+def ms(at):
+    return datetime.datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() * 1e3
+
+
+def stage(job, name):
+    return next(ms(s["at"]) for s in job["stages"] if s["stage"] == name)
+
+
+def bare_commit(parent, files):
+    """Seconds for a checkpoint's files, fsync of each, of the staging directory, a rename, fsync of the parent."""
+    def write(name):
+        fd = os.open(staging / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        os.write(fd, files[name])
+        os.fsync(fd)
+        os.close(fd)
+
+    def sync(directory):
+        fd = os.open(directory, os.O_DIRECTORY)
+        os.fsync(fd)
+        os.close(fd)
+
+    staging = parent / ".bare"
+    data = [n for n in files if n.endswith(".distcp")]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(len, data))  # the threads are there
+        start = time.monotonic()
+        staging.mkdir()
+        list(threads.map(write, data))
+        for name in sorted(set(files) - set(data)):
+            write(name)
+        sync(staging)
+        staging.rename(parent / "bare")
+        sync(parent)
+        took = time.monotonic() - start
+    shutil.rmtree(parent / "bare")
+    return took
