@@ -395,7 +395,8 @@ class Proxy:
         a number        so many seconds pass before the server is asked
         a function      takes head and body of the answer, and returns those that are sent
 
-    `head` is that of the request that fault() is asked about. The server's clock is `clock` seconds ahead, in all that it says in headers; `age` more have passed since it wrote its objects.
+    `head` is that of the request that fault() is asked about. The server's clock is `clock` seconds ahead, in all that it says in headers;
+    `age` more have passed since it wrote its objects.
     """
 
     def __init__(self, endpoint):

@@ -11,8 +11,8 @@
 #include "base/num.h"
 
 enum {
-	LOOK_FIRST_MS = 5, LOOK_MS = 200, BEATS_PER_TIMEOUT = 8, BEAT_MAX_MS = 2000, JOIN_TIMEOUTS = 6, BYE_MS = 5000, BYE_FAILED_MS = 2000,
-	END_MAX = 64 << 10
+	LOOK_FIRST_MS = 5, LOOK_MS = 200, LOOK_FAR_MS = 1000, BEATS_PER_TIMEOUT = 8, BEAT_MAX_MS = 2000, JOIN_TIMEOUTS = 6,
+	BYE_MS = 5000, BYE_FAILED_MS = 2000, END_MAX = 64 << 10
 };
 
 const char *hosts_name(const struct hosts *h, uint32_t host)
@@ -140,13 +140,17 @@ static void read_beat(struct hosts *h, uint32_t host)
 	struct hosts_seen *s = &h->seen[host];
 	CLEANUP(mem_free_ptr) void *bytes = NULL;
 	uint64_t beat, n = 0;
+	int64_t now = clock_mono_ms();
 	char name[32];
 
+	if (s->read_ms && now - s->read_ms < h->timeout_ms / BEATS_PER_TIMEOUT)
+		return;
+	s->read_ms = now;
 	hosts_file(name, "beat", host);
 	if (store_get(h->dir, name, sizeof beat, &bytes, &n, NULL) == OK && n == sizeof beat) {
 		memcpy(&beat, bytes, sizeof beat);
 		if (beat != s->beat || !s->at_ms)
-			*s = (struct hosts_seen){ beat, clock_mono_ms() };
+			*s = (struct hosts_seen){ beat, clock_mono_ms(), now };
 	}
 	err_clear();
 }
@@ -194,11 +198,19 @@ static FALLIBLE enum err look_for(struct hosts *h, const char *what, uint32_t un
 	return e;
 }
 
+/* The pause before the next look: each look asks an object storage several times. */
+static int longer(const struct hosts *h, int ms)
+{
+	int most = h->store->ops->fd_of ? LOOK_MS : LOOK_FAR_MS;
+
+	return ms * 2 < most ? ms * 2 : most;
+}
+
 static FALLIBLE enum err wait_for(struct hosts *h, const char *what, uint32_t until, bool *gone)
 {
 	bool all = false;
 
-	for (int ms = LOOK_FIRST_MS;; ms = ms * 2 < LOOK_MS ? ms * 2 : LOOK_MS) {
+	for (int ms = LOOK_FIRST_MS;; ms = longer(h, ms)) {
 		TRY(look_for(h, what, until, &all, gone));
 		if (all || *gone)
 			return OK;
@@ -316,7 +328,7 @@ static FALLIBLE enum err find_place(struct hosts *h)
 {
 	int64_t until = h->began_ms + h->timeout_ms * (h->job->attempt > 1 ? 1 : JOIN_TIMEOUTS);
 
-	for (int ms = LOOK_FIRST_MS;; ms = ms * 2 < LOOK_MS ? ms * 2 : LOOK_MS) {
+	for (int ms = LOOK_FIRST_MS;; ms = longer(h, ms)) {
 		enum err e = store_enter(store_top(h->store), h->path, &h->dir);
 		if (!e || e != ERR_NOT_FOUND)
 			return e;
@@ -425,7 +437,7 @@ static void say_goodbye(struct hosts *h, bool failed)
 {
 	int64_t until = clock_mono_ms() + (failed ? BYE_FAILED_MS : BYE_MS);
 
-	for (int ms = LOOK_FIRST_MS; clock_mono_ms() < until && !all_ended(h); ms = ms * 2 < LOOK_MS ? ms * 2 : LOOK_MS) {
+	for (int ms = LOOK_FIRST_MS; clock_mono_ms() < until && !all_ended(h); ms = longer(h, ms)) {
 		if (job_pause(h->job, ms)) { /* cancelled: no time for that */
 			err_clear();
 			break;

@@ -1,6 +1,7 @@
 /* hosts.h: one save by the daemons of several hosts, each of which sees the segments of its own ranks only, over a storage that all see.
  *
- * They meet in a directory beside the target, `.dcpd-hosts-{id}`; no daemon talks to another, and no trainer is needed any more:
+ * They meet in a directory beside the target, `.dcpd-hosts-{id}` (in a bucket: store/s3_store_hosts.c); no daemon talks to another, and
+ * no trainer is needed any more:
  *
  *   heads-K   the headers of host K's images: from all of them every host makes the same plan, and nobody has to be told of it
  *   data/     what becomes the checkpoint; host K writes the files of its ranks

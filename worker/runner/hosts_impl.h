@@ -8,6 +8,7 @@
 struct hosts_seen {
 	uint64_t beat;
 	int64_t at_ms;                 /* when it last grew; 0: never seen */
+	int64_t read_ms;               /* when its page was last read */
 };
 
 struct hosts {

@@ -18,16 +18,35 @@
 #include "runner/plan_doc.h"
 #include "runner/provenance.h"
 
+static void uuid_of(unsigned char b[16], char out[37])
+{
+	b[6] = (unsigned char)((b[6] & 0x0F) | 0x40);
+	b[8] = (unsigned char)((b[8] & 0x3F) | 0x80);
+	snprintf(out, 37, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3],
+		 b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+}
+
 void write_uuid(char out[37])
 {
 	unsigned char b[16] = { 0 };
 
 	if (getrandom(b, sizeof b, 0) != (ssize_t)sizeof b)
 		memcpy(b, &(struct timespec){ .tv_sec = clock_wall_ms() }, sizeof b);
-	b[6] = (unsigned char)((b[6] & 0x0F) | 0x40);
-	b[8] = (unsigned char)((b[8] & 0x3F) | 0x80);
-	snprintf(out, 37, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3],
-		 b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+	uuid_of(b, out);
+}
+
+/* A later attempt of a save by several hosts goes on with the files of the first. The commit of an attempt that was killed may reach an
+ * object storage late: both attempts' metadata are of the same bytes. */
+static void make_save_id(const struct job *j, const struct write_store *store, char out[37])
+{
+	unsigned char b[16];
+
+	if (!store->is_shared) {
+		write_uuid(out);
+		return;
+	}
+	digest_xxh3(j->id, strlen(j->id), b);
+	uuid_of(b, out);
 }
 
 /* The target's locs: from the places that the build chose. */
@@ -64,13 +83,14 @@ static enum err metadata_pieces(void *from, staging_sink sink, void *user)
 	return format_put_metadata(m->w->format, m->w->target, &m->opts, sink, user);
 }
 
-static FALLIBLE enum err put_metadata(struct staging *st, const struct write_spec *w, const char *name, struct manifest_head *head,
+static FALLIBLE enum err put_metadata(struct staging *st, const struct job *j, const struct write_spec *w, struct manifest_head *head,
 				      char uuid[MANIFEST_SAVE_ID])
 {
+	const char *name = j->spec.target.name.p;
 	struct metadata m = { w, { .checkpoint_id = name, .save_id = uuid, .delta = w->delta } };
 	struct staging_digest written;
 
-	write_uuid(uuid);
+	make_save_id(j, w->store, uuid);
 	head->metadata_name = format_metadata(w->format);
 	head->save_id = format_holds(w->format, FORMAT_VALUES) ? uuid : ""; /* it is one */
 	TRY(staging_put_stream(st, head->metadata_name, metadata_pieces, &m, &written));
@@ -284,7 +304,7 @@ enum err write_publish(struct write *w)
 	if (st->is_file)
 		head.metadata_name = ""; /* the file says itself what is in it */
 	else
-		TRY(s->given ? put_given(st, s, &head, save_id) : put_metadata(st, s, j->spec.target.name.p, &head, save_id));
+		TRY(s->given ? put_given(st, s, &head, save_id) : put_metadata(st, j, s, &head, save_id));
 	TRY(share_note(w->share, j, st, w->run));
 	TRY(put_manifest(w, &head));
 	if (j->kind == JOB_SAVE) /* its format is DCP */

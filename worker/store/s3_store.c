@@ -281,13 +281,28 @@ static FALLIBLE enum err enter_folder(struct store_at folder, const char *path, 
 	return t->folder->is_there || path[0] == '\0' ? OK : s3_missing(path);
 }
 
+/* A meeting place by its key, whose files are read and written like those of a staging. */
+static void set_meeting(struct s3_thing *t)
+{
+	t->kind = S3_THING_MADE;
+	t->meets = true;
+	memcpy(t->target, t->path, sizeof t->target);
+}
+
 static enum err enter(struct store_at folder, const char *path, struct store_at *out)
 {
 	CLEANUP(free_thing_ptr) struct s3_thing *t = mem_zalloc(1, sizeof *t);
+	char whole[S3_PATH_MAX];
 
 	*out = (struct store_at){ folder.store, -1 };
 	NEED(t, "no memory for a folder");
-	TRY(path_of(folder, path, t->path));
+	TRY(path_of(folder, path, whole));
+	if (s3_meeting_key(whole, t->path)) {
+		set_meeting(t);
+		TRY(s3_meeting_look(s3_own(folder.store)->client, t->path));
+		return s3_thing_open(folder.store, &t, out);
+	}
+	memcpy(t->path, whole, sizeof whole);
 	TRY(is_staging(t->path) ? enter_staging(folder, t->path, t) : enter_folder(folder, t->path, t));
 	return s3_thing_open(folder.store, &t, out);
 }
@@ -451,8 +466,8 @@ static enum err open_file(struct store_at folder, const char *name, unsigned fla
 
 	*out = (struct store_at){ folder.store, -1 };
 	if (flags & (STORE_NEW | STORE_WRITE)) {
-		if (at->kind != S3_THING_STAGING)
-			return ERR(UNSUPPORTED, "an object storage has no meeting place for several hosts' parts");
+		if (at->kind != S3_THING_STAGING && !at->meets)
+			return ERR(UNSUPPORTED, "files are written to an object storage in stagings");
 		return s3_part_open(folder, name, flags, out);
 	}
 	t = mem_zalloc(1, sizeof *t);
@@ -480,11 +495,17 @@ static enum err read_at(struct store_at file, void *into, size_t n, uint64_t off
 static enum err make(struct store_at folder, const char *path, struct store_at *out)
 {
 	CLEANUP(free_thing_ptr) struct s3_thing *t = mem_zalloc(1, sizeof *t);
+	char whole[S3_PATH_MAX];
 
 	*out = (struct store_at){ folder.store, -1 };
 	NEED(t, "no memory for a folder");
 	t->kind = S3_THING_MADE;
-	TRY(path_of(folder, path, t->path));
+	TRY(path_of(folder, path, whole));
+	memcpy(t->path, whole, sizeof whole);
+	if (s3_meeting_key(whole, t->path)) {
+		set_meeting(t);
+		TRY(s3_meeting_make(s3_own(folder.store)->client, t->path));
+	}
 	return s3_thing_open(folder.store, &t, out);
 }
 
@@ -519,20 +540,16 @@ static enum err swap(struct store_at folder, const char *name, const void *bytes
 	return e == ERR_CHECKPOINT_EXISTS || e == ERR_NOT_FOUND ? ERR(STATE_CONFLICT, "'%s' is another one by now", name) : e;
 }
 
-static enum err adopt(struct staging *s, struct store_at from, const char *name)
-{
-	(void)from, (void)name;
-	return ERR(UNSUPPORTED, "the storage '%s' has no meeting place for several hosts' parts", s->store->name);
-}
-
 static enum err drop(struct store_at folder, const char *path)
 {
-	char key[S3_PATH_MAX];
+	char key[S3_PATH_MAX], meeting[S3_PATH_MAX];
 
 	const struct s3_thing *t = s3_thing_at(folder);
 	const struct s3_entry *e = t->kind == S3_THING_FOLDER ? s3_folder_find(t->folder, path) : NULL;
 
 	TRY(e ? s3_join(e->key, "", key) : path_of(folder, path, key));
+	if (s3_meeting_key(key, meeting))
+		return s3_meeting_drop(s3_own(folder.store)->client, meeting);
 	if (t->kind == S3_THING_STAGING)
 		return OK; /* keys of an attempt are its own */
 	return s3_delete(s3_own(folder.store)->client, key, NULL);
@@ -544,6 +561,6 @@ const struct store_ops s3_ops = {
 	s3_part_write, s3_part_resize, s3_part_finish,
 	s3_stage, s3_publish, NULL, s3_replace, s3_discard, s3_remove, s3_fence, s3_recover, s3_sweep,
 	s3_trash_list, s3_trash_restore, s3_trash_empty,
-	make, put, adopt, drop, NULL, swap,
+	make, put, s3_adopt, drop, NULL, swap,
 	s3_clones, s3_clone, s3_part_link, NULL, NULL, true,
 };

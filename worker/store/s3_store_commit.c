@@ -20,10 +20,10 @@ enum { DELETES = S3_LIST_PAGE };
 static FALLIBLE enum err put_mark(struct s3 *s3, struct s3_mark *m, struct s3_condition condition, json_t *uploads)
 {
 	CLEANUP(jval_drop) json_t *doc =
-		json_pack("{s:i, s:s, s:s, s:s, s:b, s:b, s:[I, I], s:b, s:b, s:b, s:I, s:O*}", "dcpd", 1, "job", m->job, "staging",
+		json_pack("{s:i, s:s, s:s, s:s, s:b, s:b, s:[I, I], s:b, s:b, s:b, s:I, s:s*, s:O*}", "dcpd", 1, "job", m->job, "staging",
 			  m->staging, "target", m->target, "file", m->is_file, "removes", m->removes, "removed",
 			  (json_int_t)m->removed[0], (json_int_t)m->removed[1], "dead", m->is_dead, "trash", m->trash, "repairs",
-			  m->repairs, "of", (json_int_t)m->of, "uploads", uploads);
+			  m->repairs, "of", (json_int_t)m->of, "meets", m->meets[0] ? m->meets : NULL, "uploads", uploads);
 	CLEANUP(mem_free_ptr) char *text = doc ? jtext_of(doc) : NULL;
 
 	NEED(text, "no memory for the mark of an attempt");
@@ -75,6 +75,7 @@ enum err s3_mark_read(struct s3 *s3, const char *key, struct s3_mark *out)
 	TRY(take_text(doc, "job", out->job, sizeof out->job));
 	TRY(take_text(doc, "staging", out->staging, sizeof out->staging));
 	TRY(take_text(doc, "target", out->target, sizeof out->target));
+	TRY(json_object_get(doc, "meets") ? take_text(doc, "meets", out->meets, sizeof out->meets) : OK);
 	out->is_file = json_is_true(json_object_get(doc, "file"));
 	out->removes = json_is_true(json_object_get(doc, "removes"));
 	for (size_t i = 0; i < 2; i++)
@@ -144,16 +145,19 @@ static FALLIBLE enum err mark_at(const struct staging *s, struct s3_mark *out)
 
 enum err s3_stage(struct staging *s, bool keep)
 {
+	return keep ? s3_meeting_stage(s) : s3_stage_attempt(s, "");
+}
+
+enum err s3_stage_attempt(struct staging *s, const char *meets)
+{
 	struct s3 *client = s3_own(s->store)->client;
 	struct store_swept swept;
 	struct s3_mark m;
 
-	if (str_starts(str_of(s->name), HOSTS_PREFIX) || keep)
-		return ERR(UNSUPPORTED, "several hosts do not save one checkpoint to an object storage: save each part by itself, or to a "
-			   "shared file system");
 	TRY(mark_at(s, &m));
 	const struct commit_keep own = { .mark = s->by.mark };
 	TRY(s3_sweep(s->store, &own, m.target, s->by.id, &swept)); /* what earlier attempts of the job left */
+	TRY(s3_join(meets, "", m.meets));
 	m.repairs = s->repaired.store != NULL;
 	m.of = m.repairs && s3_thing_at(s->repaired)->folder ? s3_thing_at(s->repaired)->folder->attempt : 0;
 	TRY(put_mark(client, &m, S3_ALWAYS, NULL));
@@ -673,6 +677,20 @@ enum err s3_publish(struct staging *s, const char *replaces)
 	return OK;
 }
 
+/* Other hosts may still write files of the attempt: its mark stays, so that a sweep finds them, and no later attempt goes on with it. */
+static FALLIBLE enum err give_up(struct s3 *s3, struct s3_mark *m)
+{
+	struct s3_mark now;
+
+	enum err e = s3_mark_of_staging(s3, m->staging, &now);
+	if (e && e != ERR_NOT_FOUND)
+		return e;
+	if (e || !now.meets[0])
+		return s3_drop_attempt(s3, m);
+	TRY(s3_mark_dead(s3, &now));
+	return s3_drop_data(s3, m->target, m->attempt);
+}
+
 void s3_discard(struct staging *s)
 {
 	CLEANUP(err_restore) struct err_info info = *err_last();
@@ -682,7 +700,7 @@ void s3_discard(struct staging *s)
 	if (!s->store || !s3_own(s->store))
 		return;
 	s3_part_forget(s3_own(s->store), s->path, false);
-	if (s->made && !s->done && (mark_at(s, &m) || s3_drop_attempt(s3_own(s->store)->client, &m)))
+	if (s->made && !s->done && (mark_at(s, &m) || give_up(s3_own(s->store)->client, &m)))
 		err_clear(); /* the sweep finds the mark */
 }
 

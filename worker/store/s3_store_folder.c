@@ -132,7 +132,7 @@ void s3_folder_clear(struct s3_folder *f)
 	each(e, f->v.v, f->v.n)
 		s3_entry_free(e);
 	vec_free(&f->v);
-	f->is_there = false;
+	f->is_there = f->is_guess = false;
 	f->attempt = f->given = 0;
 	f->commit = (struct s3_entry){ 0 };
 	f->claim_key[0] = f->claim_etag[0] = '\0';
@@ -214,6 +214,7 @@ static void guess_attempts(struct s3_folder *f)
 		*found = n ? n : *found;
 	}
 	f->attempt = pages ? pages : data;
+	f->is_guess = f->attempt;
 	f->given = data && data != f->attempt ? data : 0;
 }
 

@@ -3,6 +3,7 @@
  *   s3_store.c    the table, opening and reading
  *   s3_store_folder.c   which keys are files of a checkpoint, and under which names they are seen
  *   s3_store_part.c     files that are being written
+ *   s3_store_hosts.c    where several daemons meet for one save
  *   s3_store_commit.c   marks of attempts, publishing, removing
  *   s3_store_recover.c  what attempts that ended left
  *   s3_store_trash.c    removed checkpoints that may come back
@@ -25,6 +26,7 @@ enum {
 	S3_CLAIM_MAX = 8192,           /* bytes of a claim */
 	S3_MARK_BYTES_MAX = 8 << 20,   /* of the mark of an attempt */
 	S3_NAME_MAX = 256,
+	S3_OTHERS_MS = 24 * 3600000,   /* another daemon's that has not changed for so long is given up */
 	S3_DEAD_MS = 15 * 60000,       /* after which no request of a process that is gone can be on its way */
 };
 #define S3_MARKS ".dcpd/"              /* keys below are marks of attempts */
@@ -48,6 +50,7 @@ struct s3_folder {
 	struct vec(struct s3_entry) v;         /* by name */
 	bool is_there;                 /* something of it is seen */
 	uint64_t attempt;              /* whose files are the checkpoint's; 0: none has numbers of its own */
+	bool is_guess;                 /* the commit has no mark: `attempt` is the one whose files lie there */
 	uint64_t given;                /* of a copy: the attempt that its data was saved by; 0: its own, or none */
 	struct s3_entry commit;        /* the file whose appearance was the commit; key NULL: none. Owned by `v` */
 	char claim_key[S3_PATH_MAX], claim_etag[S3_ETAG_MAX];  /* a commit's place that is claimed; "": none */
@@ -120,6 +123,7 @@ struct s3_thing {
 	char target[S3_PATH_MAX];      /* of a staging: the folder that files lie in */
 	bool is_file;                  /* … of one file */
 	bool repairs;                  /* … whose files replace those of a checkpoint */
+	bool meets;                    /* of a folder: a meeting place, in which files are written, too */
 	uint64_t attempt;              /* … of its files: its own, or that of the checkpoint that it repairs */
 	struct s3_folder *folder;      /* of a folder: what was seen as it was entered; of a staging: the target's keys */
 	struct s3_entry file;
@@ -151,6 +155,8 @@ FALLIBLE enum err s3_check_conditions(const struct store *s);
 bool s3_readable_of(const char *path, char *out, size_t max);
 
 FALLIBLE enum err s3_part_open(struct store_at staging, const char *name, unsigned flags, struct store_at *out);
+/* An object becomes the file `name` of a staging, copied on the server. */
+FALLIBLE enum err s3_part_adopt(struct store_at staging, const char *name, struct s3_entry *from);      /* takes *from */
 enum err s3_part_write(struct store_at file, const void *from, size_t n, uint64_t offset, const char *name);
 enum err s3_part_resize(struct store_at file, uint64_t bytes, const char *name);
 enum err s3_part_finish(struct store_at *file, bool durable, const char *name);
@@ -180,6 +186,7 @@ struct s3_mark {
 	bool trash;                    /* a removal: into the trash */
 	bool repairs;                  /* it replaces files of the checkpoint of the attempt `of`; 0: that has no number */
 	uint64_t of;
+	char meets[S3_PATH_MAX];       /* key of the meeting place of the hosts that write it; "": it is of one host */
 	bool goes_on;                  /* once its claim lies there, whoever finds it makes the uploads that it lists the checkpoint */
 	int64_t mtime_ms;
 	uint64_t attempt;
@@ -196,6 +203,8 @@ FALLIBLE enum err s3_mark_dead(struct s3 *s3, struct s3_mark *m);
 /* Takes the attempt's job out of the target's notes, which kept holds out (notes_seal), and notes without a checkpoint away. */
 FALLIBLE enum err s3_unseal(const struct store *s, const struct s3_mark *m);
 enum err s3_stage(struct staging *s, bool keep);
+/* meets: as of struct s3_mark. */
+FALLIBLE enum err s3_stage_attempt(struct staging *s, const char *meets);
 enum err s3_publish(struct staging *s, const char *replaces);
 void s3_discard(struct staging *s);
 enum err s3_remove(const struct store_job *by, const struct store *s, const char *name, const struct store_removal *how);
@@ -205,6 +214,17 @@ FALLIBLE enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f, cons
  * returned: the attempt's mark, by which a sweep finds it, must stay. NULL: not wanted. */
 FALLIBLE enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition condition, const struct s3_mark *mark, const json_t *files,
 			   char etag_out[S3_ETAG_MAX], bool *lies_out);
+
+/* ---- s3_store_hosts.c ---- */
+
+/* The key of the meeting place that a path names ("…/.dcpd-hosts-{id}"). False: it names none. */
+bool s3_meeting_key(const char *path, char out[S3_PATH_MAX]);
+FALLIBLE enum err s3_meeting_make(struct s3 *s3, const char *key);
+FALLIBLE enum err s3_meeting_look(struct s3 *s3, const char *key);      /* ERR_NOT_FOUND */
+FALLIBLE enum err s3_meeting_drop(struct s3 *s3, const char *key);
+FALLIBLE enum err s3_meeting_sweep(struct s3 *s3, struct store_swept *out);
+FALLIBLE enum err s3_meeting_stage(struct staging *s);
+enum err s3_adopt(struct staging *s, struct store_at from, const char *name);
 
 /* ---- s3_store_recover.c ---- */
 enum err s3_fence(const struct store_job *by, const struct store *s, const char *name);

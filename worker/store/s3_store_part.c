@@ -85,7 +85,7 @@ static void abandon(struct s3_upload *u)
 static bool is_open(const struct s3_own *own, const char *staging)
 {
 	each(t, own->things.v, own->things.n)
-		if (*t && (*t)->kind == S3_THING_STAGING && strcmp((*t)->path, staging) == 0)
+		if (*t && ((*t)->kind == S3_THING_STAGING || (*t)->meets) && strcmp((*t)->path, staging) == 0)
 			return true;
 	return false;
 }
@@ -154,7 +154,7 @@ static FALLIBLE enum err set_key(struct s3_upload *u, const struct s3_thing *sta
 	uint64_t attempt = s3_attempt_of(name, &rest);
 	u->waits = staging->repairs || (attempt != staging->attempt && !s3_is_side(name));
 	TRY(u->waits && !staging->repairs ? check_given(u->own, u->staging, name, attempt) : OK);
-	if (s3_is_side(name)) {
+	if (s3_is_side(name) && staging->attempt) {
 		snprintf(own_name, sizeof own_name, ".dcpd-%0*jx-%s", S3_ATTEMPT_DIGITS, (uintmax_t)staging->attempt, name);
 		name = own_name;
 	}
@@ -473,6 +473,22 @@ enum err s3_part_finish(struct store_at *file, bool durable, const char *name)
 	u->is_finished = !e;
 	store_close(file);
 	return err_at_file(e, name[0] ? name : "", -1);
+}
+
+enum err s3_part_adopt(struct store_at staging, const char *name, struct s3_entry *from)
+{
+	CLEANUP(store_close) struct store_at at = STORE_NOTHING;
+
+	enum err e = s3_part_open(staging, name, STORE_WRITE | STORE_NEW, &at);
+	if (e) {
+		s3_entry_free(from);
+		return e;
+	}
+	struct s3_upload *u = s3_thing_at(at)->upload;
+	u->bytes = from->bytes;
+	u->base = *from;
+	*from = (struct s3_entry){ 0 };
+	return s3_part_finish(&at, true, name);
 }
 
 /* ---- copies on the server ---- */

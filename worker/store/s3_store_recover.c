@@ -6,13 +6,14 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "io/digest.h"
 #include "store/contents.h"
 #include "store/copied.h"
 #include "store/fence.h"
 #include "store/notes.h"
 #include "store/s3_store_impl.h"
 
-enum { OTHERS_MS = 24 * 3600000, UPLOAD_MS = 7 * 24 * 3600000, MARKS_MAX = 10000 };
+enum { UPLOAD_MS = 7 * 24 * 3600000, MARKS_MAX = 10000 };
 
 struct marks {
 	struct vec(char *) keys;
@@ -49,6 +50,28 @@ static FALLIBLE enum err marks_list(struct s3 *s3, const char *job, struct marks
 
 /* ---- removing ---- */
 
+/* Is a commit without a mark (PyTorch's, a copy by another tool) the one that the page beside it tells of? */
+static FALLIBLE enum err is_told(struct s3 *s3, const struct s3_folder *f, bool *out)
+{
+	CLEANUP(buf_free) struct buf page = BUF_INIT(MANIFEST_MAX), metadata = BUF_INIT(f->commit.bytes);
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+	const struct s3_entry *e = s3_folder_find(f, MANIFEST_NAME);
+	unsigned char xxh3[16];
+
+	*out = !f->is_guess || !e;
+	if (*out)
+		return OK;
+	TRY(s3_get_all(s3, e->key, NULL, &page, NULL));
+	if (manifest_parse(page.p, page.len, &m))
+		err_clear();
+	if (!m || m->metadata_bytes != f->commit.bytes)
+		return OK;
+	TRY(s3_get_all(s3, f->commit.key, NULL, &metadata, NULL));
+	digest_xxh3(metadata.p, metadata.len, xxh3);
+	*out = memcmp(xxh3, m->metadata_xxh3, sizeof xxh3) == 0;
+	return OK;
+}
+
 /* Is the attempt's data what readers of the target see? */
 static FALLIBLE enum err is_seen(struct s3 *s3, const char *target, uint64_t attempt, bool *out)
 {
@@ -57,7 +80,7 @@ static FALLIBLE enum err is_seen(struct s3 *s3, const char *target, uint64_t att
 	NEED(f, "no memory for a folder");
 	TRY(s3_folder_look(s3, target, false, f));
 	*out = f->commit.key && (f->attempt == attempt || f->given == attempt);
-	return OK;
+	return *out ? is_told(s3, f, out) : OK;
 }
 
 FALLIBLE enum err s3_drop_data(struct s3 *s3, const char *target, uint64_t attempt)
@@ -322,6 +345,17 @@ static FALLIBLE enum err manifest_of(const struct store *s, const char *name, co
 	return OK;
 }
 
+/* The checkpoint's page, if it is the job's. Another writer's commit may have come to files of this one. */
+static FALLIBLE enum err page_of(const struct store *s, const char *name, const char *job, struct manifest **out)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = NULL;
+	bool told = true;
+
+	TRY(look(s3_own(s)->client, name, &f));
+	TRY(f->commit.key ? is_told(s3_own(s)->client, f, &told) : OK);
+	return told ? manifest_of(s, name, MANIFEST_NAME, job, out) : OK;
+}
+
 /* A checkpoint that is one file has the attempt's mark on it, and its page is the receipt. */
 static FALLIBLE enum err file_of(struct s3 *s3, const struct s3_mark *m, bool *done_out, struct manifest **out)
 {
@@ -409,7 +443,7 @@ enum err s3_recover(const struct store_job *by, const struct store *s, const cha
 	if (!removes && !*done_out)
 		TRY(manifest_of(s, name, COPIED_NAME, job, out));
 	if (!removes && !*done_out && !*out)
-		TRY(manifest_of(s, name, MANIFEST_NAME, job, out));
+		TRY(page_of(s, name, job, out));
 	*done_out = *done_out || (!removes && *out);
 	struct store_swept swept;
 	return s3_sweep(s, &(struct commit_keep){ .mark = by->mark }, name, job, &swept);
@@ -422,7 +456,7 @@ static bool is_abandoned(const struct commit_keep *k, const struct s3_mark *m, i
 {
 	const char *before = json_string_value(json_object_get(k->watched, m->key));
 
-	if (before && strcmp(before, m->etag) == 0 && now_ms - m->mtime_ms > OTHERS_MS)
+	if (before && strcmp(before, m->etag) == 0 && now_ms - m->mtime_ms > S3_OTHERS_MS)
 		return true;
 	if (k->others)
 		(void)json_object_set_new(k->others, m->key, json_string(m->etag));
@@ -458,11 +492,16 @@ static FALLIBLE enum err sweep_dead(const struct store *s, struct s3_mark *m, co
 		return OK;
 	}
 	TRY(m->trash ? end_claim(s, m, &ours) : OK); /* it came late */
+	if (m->meets[0] && age < S3_OTHERS_MS) { /* another host may not know yet, and write its files to their end */
+		out->later_ms = S3_OTHERS_MS - age;
+		return s3_drop_data(s3, m->target, m->attempt);
+	}
 	TRY(s3_drop_attempt(s3, m));
 	out->removed++;
 	return OK;
 }
 
+/* k NULL: of one job, of which a later attempt may go on with what several hosts have written. */
 static FALLIBLE enum err sweep_mark(const struct store *s, const char *key, const struct commit_keep *k, struct store_swept *out)
 {
 	struct s3 *s3 = s3_own(s)->client;
@@ -474,6 +513,8 @@ static FALLIBLE enum err sweep_mark(const struct store *s, const char *key, cons
 		return e == ERR_NOT_FOUND ? OK : e;
 	if (m.is_dead)
 		return sweep_dead(s, &m, k, out);
+	if (!k && m.meets[0])
+		return OK;
 	if (is_kept(k, key, &m, s3_now_ms(s3)))
 		return OK;
 	TRY(end_claim(s, &m, &ours));
@@ -537,6 +578,7 @@ enum err s3_sweep(const struct store *s, const struct commit_keep *keep, const c
 			TRY(unless_of_mark(sweep_mark(s, *k, job ? NULL : keep, out), &first));
 	struct olds olds = { s3_own(s)->client, out };
 	TRY(job ? OK : s3_uploads_list(olds.s3, "", NULL, abort_old, &olds));
+	TRY(job ? OK : s3_meeting_sweep(olds.s3, out));
 	TRY(job ? OK : s3_trash_sweep(s, out));
 	if (first.code)
 		err_restore(&first);

@@ -340,6 +340,7 @@ enum err staging_add_folder(struct staging *s, const char *path)
 enum err staging_open_part(const struct store_job *by, const struct spec *spec, const char *name_given, struct staging *out)
 {
 	TRY(set_place(out, by, spec, name_given));
+	out->is_part = true;
 	return out->store->ops->stage(out, true);
 }
 

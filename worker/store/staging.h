@@ -34,11 +34,13 @@ struct staging {
 	struct store_at repaired;      /* the checkpoint whose files are replaced, as its caller has opened it */
 	char parent_path[4096];        /* of the target; "": the top */
 	char target[256];              /* last component */
+	/* Both may be set by the store for a staging of several hosts (store.h). */
 	char name[128];                /* ".dcpd-{job}-{attempt}" */
 	char path[STAGING_BESIDE_MAX];               /* by which all workers enter the staged files, from the top */
 	uint64_t number;               /* set by the store: data files are to have numbers from here on; 0: from 0 on */
 	bool direct;                   /* O_DIRECT works here, and is of use */
 	bool in_memory;                /* tmpfs */
+	bool is_part;                  /* another daemon's save has the target, and publishes (staging_open_part) */
 	bool made, done;               /* set by the store: it is to be removed; it is published */
 	bool leaves;                   /* set by the store: published, and a sweep is to remove what it replaced */
 	bool is_file;                  /* the target is the one staged file of its name; the manifest becomes the page beside it */

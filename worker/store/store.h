@@ -140,7 +140,8 @@ struct store_ops {
 
 	/* ---- commit (staging.h, commit.h) ---- */
 	/* Makes the staging `s->name` for `s->target` below s->parent_path, removes what earlier attempts of the job left, and sets s->dir,
-	 * s->made and what is known of the place. keep: it may be there, with what is in it. */
+	 * s->made and what is known of the place. keep: it may be there, with what is in it: the staging of several hosts, in their meeting
+	 * place. */
 	enum err (*stage)(struct staging *s, bool keep);
 	/* replaces: identity of the one checkpoint that may be there; NULL: nothing may be. Sets s->done. */
 	enum err (*publish)(struct staging *s, const char *replaces);

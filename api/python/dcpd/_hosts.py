@@ -111,7 +111,7 @@ class HostGroup(_group.Group):
             raise errors.SeveralHosts(
                 f"the ranks are on {len(self.hosts)} hosts ({text}), and {', '.join(self.names[i] for i in blind)} "
                 f"{'does' if len(blind) == 1 else 'do'} not see what {self.names[0]} writes to this storage: ranks of several hosts save "
-                "to a directory that the daemons of all of them share, such as NFS")
+                "to a storage that the daemons of all of them share, such as NFS or a bucket")
 
     def _step(self, place: Any, token: str, action: str) -> List[Any]:
         answer: Any = None
