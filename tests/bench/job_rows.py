@@ -72,7 +72,7 @@ def loads(b):
     b.row("load.memory", "GB/s", ">=0.45", "memcpy, 2 threads", memory, b.memspeed("copy"),
           "the same, the state dict that was saved still in memory")
     b.d.drop("bench")  # from here on it comes from files
-    b.job("load", **load)
+    b.job("load", **load, options={"cache": "keep"})
     for _ in range(RUNS):
         warm.append(SIZE / b.job("load", **load) / 1e9)
         bare.append(SIZE / b.job("load", **load, options={"verify": "none"}) / 1e9)
