@@ -20,9 +20,17 @@ FALLIBLE enum err h_sdicts_list(struct req *r)
 {
 	struct buf b = BUF_INIT(64 << 20);
 	struct principal who = req_principal(r);
+	struct str checkpoint = { 0 };
 	struct h_page page;
+	struct ref ref;
+	bool there;
 
 	TRY(h_page_query(r, &page));
+	TRY(req_query(r, "replica_of", &checkpoint, &there));
+	if (there) {
+		TRY(ref_parse(checkpoint, &ref));
+		return take(r, state_dict_list_replicas(r->core->state_dicts, &who, &ref, &b), &b);
+	}
 	return take(r, state_dict_list(r->core->state_dicts, &who, page.size, page.token, &b), &b);
 }
 

@@ -137,6 +137,7 @@ void job_free(struct job *j)
 	json_decref(j->progress_ranks);
 	json_decref(j->stages);
 	json_decref(j->replicas);
+	json_decref(j->copies);
 	mem_free(j->replicas_short);
 	json_decref(j->trace);
 	json_decref(j->result);

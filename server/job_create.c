@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "base/jval.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/num.h"
@@ -21,7 +22,7 @@
 
 enum { KEY_MAX = 255, DRY_RUNS_MAX = 64, PROBE_FRESH_MS = 2000, ALIASED_MAX = 64 };
 
-enum step { SOURCE_A, SOURCE_B, TARGET, SIZE, SPACE, JOURNAL };
+enum step { COPIES, SOURCE_A, SOURCE_B, TARGET, SIZE, SPACE, JOURNAL };
 
 struct creation {
 	struct server *server;
@@ -196,14 +197,41 @@ static bool ask_behind(struct creation *c)
 	return q;
 }
 
+/* A checkpoint that the storage lacks, because its save has not ended or never will, may lie whole in one node's memory. */
+static bool has_whole_copy(const struct creation *c)
+{
+	const json_t *first = json_array_get(c->job->copies, 0), *one;
+	size_t i;
+
+	json_array_foreach(c->job->copies, i, one) /* parts of a save by several nodes are no checkpoint */
+		if (strcmp(jval_text(one, "from"), jval_text(first, "from")) != 0)
+			return false;
+	return first && c->asked == &c->job->spec.source;
+}
+
+static void serve_from_copy(struct creation *c)
+{
+	enum err e = job_serve_from_neighbour(c->job);
+
+	if (e)
+		refuse(c, e);
+	else
+		next(c); /* once more, about the copy */
+}
+
 static void on_source(void *user, enum err e, const json_t *ok, int *)
 {
 	struct creation *c = user;
 	const char *what = json_string_value(json_object_get(ok, "what"));
 	bool leads = json_is_true(json_object_get(ok, "leads")); /* to a checkpoint, which the worker finds */
 
-	if (!e && what && strcmp(what, "none") == 0 && ask_behind(c))
+	bool lacks = !e && what && strcmp(what, "none") == 0;
+	if (lacks && ask_behind(c))
 		return;
+	if (lacks && has_whole_copy(c)) {
+		serve_from_copy(c);
+		return;
+	}
 	if (!e && what && strcmp(what, "none") == 0)
 		e = ERR(NOT_FOUND, "there is no such checkpoint");
 	else if (!e && what && strcmp(what, "other") == 0 && !leads && !kind_is(c->job->kind, KIND_ANY_FILE))
@@ -376,6 +404,30 @@ static void ask_node(struct creation *c, const struct ref *ref)
 	c->server->hooks->ask_image(c->server, ref, &who, on_image, c);
 }
 
+static void on_copies(void *user, const json_t *list)
+{
+	struct creation *c = user;
+
+	c->job->copies = json_array_size(list) ? json_incref((json_t *)(uintptr_t)list) : NULL;
+	c->step++;
+	enum err e = c->job->copies ? job_spec_resolve(c->job) : OK;
+	if (e)
+		refuse(c, e);
+	else
+		next(c);
+}
+
+/* Of a load, which may then take bytes from there. */
+static bool ask_copies(struct creation *c)
+{
+	struct principal who = job_owner(c->job);
+
+	if (c->job->kind != JOB_LOAD || c->job->spec.source.kind != REF_CHECKPOINT || !c->server->cluster)
+		return false;
+	c->server->hooks->find_replicas(c->server, &c->job->spec.source, &who, on_copies, c);
+	return true;
+}
+
 static bool ask_step(struct creation *c)
 {
 	struct job *j = c->job;
@@ -389,6 +441,8 @@ static bool ask_step(struct creation *c)
 		b = other ? other : &j->spec.base;
 
 	switch (c->step) {
+	case COPIES:
+		return ask_copies(c);
 	case SOURCE_A:
 		if (source->kind == REF_CHECKPOINT)
 			ask(c, "exists", source, on_source);

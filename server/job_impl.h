@@ -66,6 +66,7 @@ struct job {
 	json_t *request, *progress_ranks, *result, *error;
 	json_t *stages;             /* [{"stage","at"}] of this attempt, the first 32; NULL: none yet */
 	json_t *trace;              /* ids of its span (trace.h); NULL: of no trace */
+	json_t *copies;             /* of a load: nodes with a copy of its checkpoint in memory (cluster.h); NULL: none is known */
 	json_t *replicas;           /* of a save: [{"node","state","state_dict","generation","why"}] at neighbours; NULL: none */
 	char *replicas_short;       /* … why there are fewer than asked for, until the result says it; NULL: nothing is known */
 	json_t *parent;             /* of a chain's step: which one; NULL: of none */
@@ -171,6 +172,7 @@ struct principal job_owner(const struct job *j);
 void job_wake(struct job *j);                        /* its waiters: it has ended */
 
 /* ---- job_spec.c: what a spec refers to ---- */
+bool job_copy_is_own(const struct job *j, const json_t *copy);       /* one of j->copies: it lies in this node's memory */
 FALLIBLE enum err job_spec_resolve(struct job *j);   /* reads the request: spec, storages and target */
 /* ERR_TARGET_BUSY, ERR_STATE_DICT_BUSY: a live job, dry runs apart, writes what this one would write or read. After job_spec_resolve. */
 FALLIBLE enum err job_spec_check_free(const struct job *j);
@@ -215,6 +217,8 @@ bool job_marks_put(struct job *j, void (*done)(struct job *j));
 bool job_may_use_tier(const struct job *j, const struct ref *ref);
 /* From now on it is. why: what is wrong with the one that was asked for. */
 FALLIBLE enum err job_serve_from_tier(struct job *j, const struct ref *ref, enum err why);
+/* From now on the source of a load is the newest copy of its checkpoint in a node's memory: j->copies has one, and the storage lacks it. */
+FALLIBLE enum err job_serve_from_neighbour(struct job *j);
 /* The attempt failed because its source is damaged: true if the next one reads the copy. */
 bool job_retry_from_tier(struct job *j, enum err e);
 void job_note_served(struct job *j);                 /* into the result */

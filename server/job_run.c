@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/jtext.h"
+#include "base/jval.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/service_clock.h"
@@ -75,6 +76,28 @@ static json_int_t turn_of(const struct job *j)
 	return (json_int_t)json_array_size(j->taken);
 }
 
+/* The same of segments of other nodes, which workers read as they read a checkpoint's files. */
+static FALLIBLE enum err add_copies(const struct job *j, json_t *body)
+{
+	struct principal who = job_owner(j);
+	json_t *list = json_object_get(body, "memory");
+	char name[STATE_DICT_NAME_MAX + 64];
+	const json_t *one;
+	size_t i;
+
+	if (!list && json_array_size(j->copies) && json_object_set_new(body, "memory", list = json_array()) != 0)
+		return ERR(NO_MEMORY, "cannot describe a job");
+	json_array_foreach(j->copies, i, one) {
+		if (job_copy_is_own(j, one))
+			continue;
+		snprintf(name, sizeof name, "%u%s/%s/%jd", (unsigned)who.uid, who.admin ? "a" : "", jval_text(one, "state_dict"),
+			 (intmax_t)jval_int(one, "generation"));
+		if (json_array_append_new(list, json_pack("{s:s+, s:s}", "storage", "@", jval_text(one, "node"), "name", name)) != 0)
+			return ERR(NO_MEMORY, "cannot describe a job");
+	}
+	return OK;
+}
+
 /* For the fence of its storage (worker/store/fence.h). */
 static FALLIBLE enum err add_owner(const struct job *j, json_t *doc)
 {
@@ -115,6 +138,8 @@ static FALLIBLE enum err make_body(struct job *j, uint64_t group_id, json_t **bo
 		e = ERR(NO_MEMORY, "cannot describe a job");
 	if (!e)
 		e = add_memory(&memory, body, fds, &n);
+	if (!e)
+		e = add_copies(j, body);
 	if (!e && j->shared)
 		e = add_owner(j, body);
 	if (e) {

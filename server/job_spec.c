@@ -2,7 +2,9 @@
  * and from on_owner_death are read as strictly as those that a handler has checked. */
 #include <stdio.h>
 
+#include "base/jval.h"
 #include "base/mem.h"
+#include "server/config.h"
 #include "server/job_impl.h"
 #include "server/parts.h"
 #include "server/storage.h"
@@ -59,6 +61,22 @@ static FALLIBLE enum err add_node(struct job *j, const char *node)
 	return add_storage(j, storage);
 }
 
+/* Copies in other nodes' memory serve where they can: a node that cannot be named has none. This node's own are found as other segments. */
+static void add_copies(struct job *j)
+{
+	const json_t *one;
+	size_t i;
+
+	json_array_foreach(j->copies, i, one)
+		if (!job_copy_is_own(j, one) && add_node(j, jval_text(one, "node")))
+			err_clear();
+}
+
+bool job_copy_is_own(const struct job *j, const json_t *copy)
+{
+	return j->server->config->node && strcmp(jval_text(copy, "node"), j->server->config->node) == 0;
+}
+
 FALLIBLE enum err job_spec_resolve(struct job *j)
 {
 	const struct ref *const refs[] = { &j->spec.source, &j->spec.target, &j->spec.a, &j->spec.b, &j->spec.base, &j->spec.assets,
@@ -82,6 +100,7 @@ FALLIBLE enum err job_spec_resolve(struct job *j)
 	for (uint32_t i = 0; i < j->spec.transform.count; i++)
 		if (j->spec.transform.rules[i].kind == CONVERT_FROM) /* the worker reads tensors of that checkpoint */
 			TRY(add_storage(j, j->spec.transform.rules[i].from.storage.p));
+	add_copies(j);
 	if (target->kind == REF_CHECKPOINT)
 		snprintf(text, sizeof text, "%s:%s", target->storage.p, target->name.p);
 	else if (target->kind == REF_STATE_DICT)

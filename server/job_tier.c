@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "server/errdoc.h"
+#include "base/jval.h"
 #include "base/log.h"
 #include "server/job_impl.h"
 #include "server/parts.h"
@@ -41,6 +42,30 @@ FALLIBLE enum err job_serve_from_tier(struct job *j, const struct ref *ref, enum
 	if (!doc || json_object_set_new(j->served_from, key, doc) != 0 ||
 	    json_object_set_new(one, "storage", json_string(t->how->target)) != 0)
 		return ERR(NO_MEMORY, "cannot keep a job");
+	return job_spec_resolve(j);
+}
+
+FALLIBLE enum err job_serve_from_neighbour(struct job *j)
+{
+	const json_t *copy = json_array_get(j->copies, 0);
+	const struct ref *ref = &j->spec.source;
+	const char *node = jval_text(copy, "node"), *name = jval_text(copy, "state_dict");
+	json_int_t generation = jval_int(copy, "generation");
+
+	j->served_from = j->served_from ? j->served_from : json_object();
+	json_t *doc = json_pack("{s:s, s:s, s:I, s:{s:s, s:s}, s:s}", "node", node, "state_dict", name, "generation", generation,
+				"instead_of", "storage", ref->storage.p, "name", ref->name.p, "why", err_code_name(ERR_NOT_FOUND));
+	json_t *source = json_pack("{s:s, s:s, s:I}", "state_dict", name, "node", node, "generation", generation);
+	log_warn("a checkpoint that its storage lacks is loaded out of a node's memory", "job", j->id, "storage", ref->storage.p, "name",
+		 ref->name.p, "node", node, NULL);
+	bool bad = !doc || !source || json_object_set(j->served_from, "source", doc) != 0 ||
+		   json_object_set(j->request, "source", source) != 0;
+	enum err e = bad ? ERR(NO_MEMORY, "cannot keep a job") : OK;
+	json_decref(doc);
+	json_decref(source);
+	json_decref(j->copies);
+	j->copies = NULL;
+	TRY(e);
 	return job_spec_resolve(j);
 }
 

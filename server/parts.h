@@ -1,6 +1,7 @@
 /* parts.h: the coordinator's parts, for those of its files that hand a question on. Each part is known to its own module alone: here are
  * pointers. Set by server.c, in this order. */
 #pragma once
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include "base/err.h"
@@ -26,6 +27,9 @@ struct server_hooks {
 			  void (*fn)(void *user, enum err e, int64_t generation), void *user);
 	/* cluster_jobs.c: other nodes should know the job's record as it is now. */
 	void (*job_noted)(const struct job *j);
+	/* cluster_replicas.c: which nodes have a copy of the checkpoint in their memory. */
+	void (*find_replicas)(struct server *s, const struct ref *checkpoint, const struct principal *who,
+			      void (*fn)(void *user, const json_t *list), void *user);
 	/* neighbours.c: the job's generation is sealed, and its row in the journal. */
 	void (*snapshotted)(struct job *j);
 	/* Is the job still this node's? fn(user, OK, or ERR_JOB_MOVED). For shared jobs only. */

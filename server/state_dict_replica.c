@@ -152,6 +152,12 @@ void state_dict_replicas_recall(struct state_dicts *s)
 
 /* ---- shown ---- */
 
+bool state_dict_is_replica(const struct state_dict *sd, const struct ref *checkpoint)
+{
+	return sd->replica && !sd->hidden && str_is(checkpoint->storage, text_of(sd, "storage")) &&
+	       str_is(checkpoint->name, text_of(sd, "name"));
+}
+
 void state_dict_replica_put(const struct state_dict *sd, struct buf *out)
 {
 	if (!sd->replica)

@@ -159,3 +159,22 @@ FALLIBLE enum err state_dict_list(struct state_dicts *s, const struct principal 
 	mem_free(all);
 	return buf_status(out);
 }
+
+FALLIBLE enum err state_dict_list_replicas(struct state_dicts *s, const struct principal *who, const struct ref *checkpoint,
+					   struct buf *out)
+{
+	const struct state_dict *sd;
+	const char *comma = "";
+
+	buf_puts(out, "{\"state_dicts\":[");
+	map_each(&s->table, sd) {
+		if (!state_dict_is_replica(sd, checkpoint) || !state_dict_may_read(who, sd))
+			continue;
+		buf_puts(out, comma);
+		state_dict_put_head(sd, out);
+		buf_puts(out, "}");
+		comma = ",";
+	}
+	buf_puts(out, "]}");
+	return buf_status(out);
+}

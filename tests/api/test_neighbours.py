@@ -1,4 +1,5 @@
 """Checkpoints in the memory of other nodes: copies that a save asks its neighbours for, and what becomes of them."""
+import shutil
 import time
 
 import package
@@ -148,5 +149,81 @@ def test_the_package_saves_with_neighbours(pair):
         job = settled(a, dcpd.save(state, "main:run/step-1", neighbours=1))
         assert job["replicas"][0]["state"] == "held", job
         dcpd.close()
+        got = dcpd.load(f"shm:b/{job['replicas'][0]['state_dict']}")
+        assert (got["w"] == state["w"]).all() and got["step"] == 3
+        with pytest.raises(dcpd.errors.RequestRefused):
+            dcpd.load("shm:b", None)
     (held,) = replicas(b)
     assert held["replica"]["job"] == job["id"] and held["bytes"] >= state["w"].nbytes
+
+
+WORLD, PART = 2, 1 << 20
+ALL = WORLD * PART
+
+
+def large(seed=1):
+    """Row-wise shards of a tensor that are larger than what is read from files at once anyway."""
+    rows = PART // 1024
+    return [lib.image({"w": ("U8", [rows, 1024], bytes([seed + r]) * PART)},
+                      {"tensors": {"w": {"fqn": "w", "global_shape": [WORLD * rows, 1024], "offsets": [r * rows, 0]}},
+                       "values": {"step": {"json": seed}}}) for r in range(WORLD)]
+
+
+@pytest.fixture
+def held(cluster):
+    """(a, b, c, source): a's save lies in b's memory and in the storage; c has nothing."""
+    a, b = cluster("a", "b", args=BUDGET)
+    c = cluster("c")
+    for n in (a, b, c):
+        n.sees(a="joined", b="joined", c="joined")
+    a.put("train", large())
+    job = a.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run/step-1"}, options={"neighbours": 1})
+    assert settled(a, job)["replicas"][0]["state"] == "held"
+    return a, b, c, {"storage": "main", "name": "run/step-1"}
+
+
+def load(node, source, world=2):
+    """The result of a load of what was saved."""
+    name = lib.fresh()
+    done = node.api.run("load", source=source, target={"state_dict": name, "world_size": world})["result"]
+    whole = b"".join(i.entries["w"][2] for i in node.images(name))
+    assert whole == b"".join(lib.Image(i).entries["w"][2] for i in large()) and node.images(name)[0].values["step"]["json"] == 1
+    node.drop(name)
+    return done
+
+
+def test_an_empty_host_takes_the_bytes_from_a_neighbour(held):
+    a, b, c, source = held
+    a.kill()
+    done = load(c, source)
+    assert done["bytes_from_neighbours"] == ALL and done["unverified_bytes"] == 0 and done["read_bytes"] < PART, done
+    assert load(c, source, world=1)["bytes_from_neighbours"] == ALL, "in any layout"
+    done = load(b, source)
+    assert done["bytes_from_memory"] == ALL and done["bytes_from_neighbours"] == 0, "its own memory is nearer"
+
+
+def test_a_copy_that_is_spoiled_or_gone_costs_nothing_but_the_reads(held):
+    a, b, c, source = held
+    (copy,) = replicas(b)
+    segment = b.api.get(f"/v1/state-dicts/{copy['name']}").ok(200)["ranks"][1]["slots"][0]["segment"]
+    with open(lib.segment_file(segment), "r+b") as f:
+        f.seek(PART // 2)
+        f.write(b"not what was saved")
+    done = load(c, source)
+    assert done["bytes_from_neighbours"] == PART and done["read_bytes"] >= PART and done["unverified_bytes"] == 0, done
+    b.kill()
+    assert load(c, source)["bytes_from_neighbours"] == 0
+
+
+def test_what_is_not_in_the_storage_comes_out_of_a_nodes_memory(held, tmp_path):
+    """The host died before its save was durable."""
+    a, b, c, source = held
+    a.kill()
+    shutil.rmtree(tmp_path / "shared" / "run")
+    done = load(c, source)
+    (copy,) = replicas(b)
+    assert done["served_from"] == {"node": "b", "state_dict": copy["name"], "generation": copy["generation"], "instead_of": source,
+                                   "why": "not_found"}
+    assert load(b, source)["served_from"]["node"] == "b"
+    b.kill()
+    c.api.post("/v1/jobs", {"kind": "load", "source": source, "target": {"state_dict": "x"}}).problem("not_found")

@@ -139,8 +139,9 @@ static FALLIBLE enum err build(struct load *l)
 	TRY(input_add_files(&l->source, &l->build, false, &l->source_map));
 	TRY(build_sources(&l->build, l->stored.sd, input_kind(&l->source), l->source_map, input_manifest(&l->source), &first));
 	if (l->rules.c.count == 0) { /* else elements go through views of their sources, block by block */
-		memory_open(json_object_get(l->job->doc, "memory"), l->job->fds, l->job->segment_count, input_manifest(&l->source),
-				&l->memory);
+		const struct memory_lists lists = { json_object_get(l->job->doc, "memory"), l->job->fds, l->job->segment_count,
+						    &l->job->worker->stores };
+		memory_open(&lists, input_manifest(&l->source), &l->memory);
 		TRY(memory_place(&l->memory, &l->build, l->stored.sd, first));
 	}
 	l->build.opts = (struct run_options){ .mode = RUN_FILL_SEGMENTS, .task_bytes = BUILD_TASK_BYTES,
@@ -164,6 +165,7 @@ static FALLIBLE enum err execute(struct load *l)
 	json_object_set_new(r, "bytes", json_integer((json_int_t)run_bytes_total(&run)));
 	gang_run_note(l->job, &run);
 	json_object_set_new(r, "bytes_from_memory", json_integer((json_int_t)atomic_load(&run.head->memory_bytes)));
+	json_object_set_new(r, "bytes_from_neighbours", json_integer((json_int_t)atomic_load(&run.head->neighbour_bytes)));
 	checked_report(&l->job->checked, r);
 	return OK;
 }

@@ -219,7 +219,7 @@ static FALLIBLE enum err plan(struct locate *l)
 	TRY(keep_used(l));
 	TRY(build_source_files(&l->build, l->checkpoint, &l->file_map));
 	TRY(build_sources(&l->build, l->used, build_kind(l->checkpoint), l->file_map, l->checkpoint->manifest, &first));
-	memory_open(l->list, l->fds, l->fd_count, l->checkpoint->manifest, &l->memory);
+	memory_open(&(struct memory_lists){ l->list, l->fds, l->fd_count, NULL }, l->checkpoint->manifest, &l->memory);
 	TRY(memory_place(&l->memory, &l->build, l->used, first));
 	for (uint32_t i = 0; i < l->build.srcs.n; i++)
 		if (l->build.srcs.v[i].digest_count)

@@ -423,24 +423,30 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 	return OK;
 }
 
-/* Copies the scan's bytes from a segment that has them, too. They are compared at all times: nothing keeps its owner from writing there.
- * *equal_out false: they are not the checkpoint's any more, or gone. */
+/* Copies the scan's bytes from a segment, of this host or another one, that has them, too. They are compared at all times: nothing keeps
+ * its owner from writing there. *equal_out false: they are not the checkpoint's any more, or gone. */
 static FALLIBLE enum err copy_memory(struct slot *s, const struct slot_scan *sc, bool *equal_out)
 {
 	const struct run *run = s->x->run;
 	const struct run_scan *scan = &run->scans[sc->scan];
 	const struct run_src *src = &run->srcs[scan->src];
 	const struct block_digest *want = digest_of(run, scan);
+	unsigned char *into = sc->direct ? sc->direct_at : s->in;
+	uint64_t at_byte = src->memory_at + scan->begin, bytes = scan->end - scan->begin;
 	struct digest_stream stream;
 	struct digest got;
 	struct store_at *at;
 
 	*equal_out = false;
-	if (!want || files_pin(&s->x->files, src->memory - 1, &at))
-		return OK;
-	enum err e = exec_read_cached(s, sc, store_fd(*at), src->memory_at + scan->begin, DIGEST_XXH3, &stream, equal_out);
-	files_unpin(&s->x->files, src->memory - 1);
-	TRY(e);
+	if (want && run->files[src->memory - 1].kind == RUN_FILE_SOURCE) {
+		*equal_out = files_try(&s->x->files, src->memory - 1, into, bytes, at_byte);
+		digest_begin_one(&stream, DIGEST_XXH3);
+		digest_add(&stream, into, *equal_out ? bytes : 0);
+	} else if (want && !files_pin(&s->x->files, src->memory - 1, &at)) {
+		enum err e = exec_read_cached(s, sc, store_fd(*at), at_byte, DIGEST_XXH3, &stream, equal_out);
+		files_unpin(&s->x->files, src->memory - 1);
+		TRY(e);
+	}
 	if (*equal_out) {
 		digest_end(&stream, &got);
 		*equal_out = memcmp(want->xxh3_128, got.xxh3_128, sizeof got.xxh3_128) == 0;
@@ -465,7 +471,8 @@ static FALLIBLE enum err take_memory(struct slot *s, struct slot_scan *sc, const
 	}
 	scan->from_memory = true;
 	atomic_fetch_add(&run->head->verified_bytes, scan->end - scan->begin);
-	atomic_fetch_add(&run->head->memory_bytes, scan->end - scan->begin);
+	bool is_far = run->files[src->memory - 1].kind == RUN_FILE_SOURCE;
+	atomic_fetch_add(is_far ? &run->head->neighbour_bytes : &run->head->memory_bytes, scan->end - scan->begin);
 	if (!sc->direct)
 		TRY(scatter(s, scan, info, s->in));
 	sc->read = UINT32_MAX;

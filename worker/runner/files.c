@@ -172,6 +172,25 @@ void files_refuse_direct(struct files *f, uint32_t file)
 	f->refuses_direct[file] = true;
 }
 
+bool files_try(struct files *f, uint32_t file, void *into, size_t n, uint64_t offset)
+{
+	struct run_file *rf = &f->run->files[file];
+	struct store_at *at;
+
+	if (atomic_load(&rf->gone))
+		return false;
+	enum err e = files_pin(f, file, &at);
+	if (!e) {
+		e = store_read(*at, into, n, offset, "");
+		files_unpin(f, file);
+	}
+	if (e) {
+		err_clear();
+		atomic_store(&rf->gone, 1);
+	}
+	return !e;
+}
+
 /* With a NUL. */
 static FALLIBLE enum err name_of(const struct run *run, uint32_t file, char out[ERR_FILE_MAX])
 {

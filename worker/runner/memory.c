@@ -8,23 +8,29 @@
 enum { LOOKS_MAX = 64,                 /* at the parts of an FQN, for one chunk: they come in the order of the chunks, mostly */
        PARTS_MAX = 1 << 20 };          /* of all segments: their owners may write any number there; the rest is read from files */
 
+static FALLIBLE enum err add_part(struct memory *m, uint32_t segment, const struct image_part *part)
+{
+	uint32_t index = (uint32_t)m->parts.n, head;
+	struct memory_part *p;
+
+	TRY(vec_push(&m->parts, &p));
+	*p = (struct memory_part){ .part = *part, .segment = segment, .next = UINT32_MAX };
+	TRY(map_intern(&m->first, part->fqn, index, &head));
+	if (head == index)
+		return OK;
+	/* behind the first: a ring without an end, so that a search goes on where the last one has found something */
+	p->next = m->parts.v[head].next == UINT32_MAX ? head : m->parts.v[head].next;
+	m->parts.v[head].next = index;
+	return map_put(&m->first, part->fqn, index);
+}
+
 static FALLIBLE enum err add_parts(struct memory *m, uint32_t segment)
 {
 	const struct image *image = m->segments.v[segment].image;
-	struct memory_part *p;
-	uint32_t head;
 
 	for (uint32_t i = 0; i < image_part_count(image); i++) {
-		uint32_t index = (uint32_t)m->parts.n;
-		TRY(vec_push(&m->parts, &p));
-		*p = (struct memory_part){ .part = image_part_at(image, i), .segment = segment, .next = UINT32_MAX };
-		TRY(map_intern(&m->first, p->part.fqn, index, &head));
-		if (head == index)
-			continue;
-		/* behind the first: a ring without an end, so that a search goes on where the last one has found something */
-		p->next = m->parts.v[head].next == UINT32_MAX ? head : m->parts.v[head].next;
-		m->parts.v[head].next = index;
-		TRY(map_put(&m->first, p->part.fqn, index));
+		struct image_part part = image_part_at(image, i);
+		TRY(add_part(m, segment, &part));
 	}
 	return OK;
 }
@@ -43,33 +49,79 @@ static FALLIBLE enum err open_segment(struct memory *m, const struct rank_segmen
 		image_free(image);
 		return e;
 	}
-	*s = (struct memory_segment){ *r, image, UINT32_MAX };
+	*s = (struct memory_segment){ .segment = *r, .image = image, .file = UINT32_MAX };
 	return add_parts(m, (uint32_t)m->segments.n - 1);
 }
 
-static FALLIBLE enum err open_all(const json_t *list, const int *fds, uint32_t fd_count, const struct manifest *manifest,
-				  struct memory *out)
+static FALLIBLE enum err add_far(struct memory *m, const struct checkpoint *c)
 {
+	const struct sdict *sd = c->sd;
+	uint32_t first = (uint32_t)m->segments.n;
+	struct memory_segment *s;
+
+	for (uint32_t i = 0; i < sd->file_count; i++) {
+		TRY(vec_push(&m->segments, &s));
+		*s = (struct memory_segment){ .far = c, .far_file = i, .file = UINT32_MAX };
+	}
+	for (uint64_t i = 0; i < sd->chunk_count && m->parts.n < PARTS_MAX; i++) {
+		const struct sd_chunk *k = &sd->chunks[i];
+		const struct sd_tensor *t = &sd->tensors[k->tensor];
+		const struct image_part part = { .fqn = t->fqn, .dtype = t->dtype, .ndim = t->ndim, .shape = t->shape, .offsets = k->dims,
+						 .sizes = k->dims + t->ndim, .offset = k->loc.offset, .bytes = k->loc.length };
+		if (!k->loc.transform && k->loc.file < sd->file_count)
+			TRY(add_part(m, first + k->loc.file, &part));
+	}
+	return OK;
+}
+
+/* A node that is away, or has it no more, has nothing. */
+static FALLIBLE enum err open_far(struct memory *m, const json_t *entry, const struct stores *stores)
+{
+	const char *storage = json_string_value(json_object_get(entry, "storage"));
+	const char *name = json_string_value(json_object_get(entry, "name"));
+	struct checkpoint *c, **at;
+
+	if (!stores || !storage || !name)
+		return OK;
+	const struct ref ref = ref_checkpoint(storage, name);
+	if (checkpoint_open(stores, &ref, &c)) {
+		err_clear();
+		return OK;
+	}
+	enum err e = vec_push(&m->far, &at);
+	if (e) {
+		checkpoint_free(c);
+		return e;
+	}
+	*at = c;
+	return add_far(m, c);
+}
+
+static FALLIBLE enum err open_all(const struct memory_lists *l, const struct manifest *manifest, struct memory *out)
+{
+	const int *fds = l->fds;
 	const json_t *entry;
 	struct rank_segments *ranks;
 	size_t i;
 
-	json_array_foreach(list, i, entry) {
+	json_array_foreach(l->list, i, entry) {
 		const char *job = json_string_value(json_object_get(entry, "job"));
+		if (manifest && json_object_get(entry, "storage"))
+			TRY(open_far(out, entry, l->stores));
 		if (!manifest || !job || strcmp(manifest->job, job) != 0)
 			continue;
 		TRY(vec_push(&out->lists, &ranks));
-		TRY(rank_segments_read(entry, 0, fd_count, ranks));
+		TRY(rank_segments_read(entry, 0, l->fd_count, ranks));
 		for (uint32_t r = 0; r < ranks->count && out->parts.n < PARTS_MAX; r++)
 			TRY(open_segment(out, &ranks->v[r], fds));
 	}
 	return OK;
 }
 
-void memory_open(const json_t *list, const int *fds, uint32_t fd_count, const struct manifest *manifest, struct memory *out)
+void memory_open(const struct memory_lists *lists, const struct manifest *manifest, struct memory *out)
 {
 	*out = (struct memory){ 0 };
-	if (!open_all(list, fds, fd_count, manifest, out))
+	if (!open_all(lists, manifest, out))
 		return;
 	err_clear();
 	memory_close(out);
@@ -97,11 +149,26 @@ static bool has_box(const struct image_part *p, const struct sd_tensor *t, const
 	return true;
 }
 
+/* As a source's file that another node's memory stands for. */
+static FALLIBLE enum err add_far_file(struct run_build *b, struct memory_segment *s)
+{
+	const struct checkpoint *c = s->far;
+	const struct sd_file *f = &c->sd->files[s->far_file];
+	uint32_t dir;
+
+	TRY(run_add_dir(b, c->store->index, str_of(c->name), &dir));
+	TRY(run_add_file(b, RUN_FILE_SOURCE, dir, f->name, c->file_bytes[s->far_file], &s->file));
+	b->files.v[s->file].rank = f->rank;
+	return OK;
+}
+
 static FALLIBLE enum err add_place(struct memory *m, struct run_build *b, uint32_t segment, uint64_t at, uint32_t src)
 {
 	struct memory_segment *s = &m->segments.v[segment];
 
-	if (s->file == UINT32_MAX)
+	if (s->file == UINT32_MAX && s->far)
+		TRY(add_far_file(b, s));
+	else if (s->file == UINT32_MAX)
 		TRY(input_add_segment(b, &s->segment, s->segment.rank, false, &s->file));
 	b->srcs.v[src].memory = s->file + 1;
 	b->srcs.v[src].memory_at = at;
@@ -153,7 +220,10 @@ void memory_close(struct memory *m)
 		image_free(m->segments.v[i].image);
 	for (uint64_t i = 0; i < m->lists.n; i++)
 		rank_segments_free(&m->lists.v[i]);
+	for (uint64_t i = 0; i < m->far.n; i++)
+		checkpoint_free(m->far.v[i]);
 	map_free(&m->first);
+	vec_free(&m->far);
 	vec_free(&m->segments);
 	vec_free(&m->parts);
 	vec_free(&m->lists);

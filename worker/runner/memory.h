@@ -13,6 +13,7 @@
 #include "format/image.h"
 #include "runner/run.h"
 #include "session/rank_segments.h"
+#include "store/checkpoint.h"
 #include "store/manifest.h"
 #include "tensor/sdict.h"
 
@@ -24,6 +25,8 @@ struct memory_part {
 struct memory_segment {
 	struct rank_segment segment;
 	struct image *image;
+	const struct checkpoint *far;  /* in whose place it is a file of this one, of another node's memory; NULL: it is none */
+	uint32_t far_file;
 	uint32_t file;                 /* of the run; UINT32_MAX: not in it yet */
 };
 
@@ -32,12 +35,21 @@ struct memory {
 	struct vec(struct memory_part) parts;
 	struct map first;              /* FQN → its first part */
 	struct vec(struct rank_segments) lists;
+	struct vec(struct checkpoint *) far;
 };
 
-/* list: [{"job","world_size","generation","ranks":[…]}] of JOB or of a question, which must outlive `out`; NULL: nothing. fds: those that
- * its ranks name. Only what the save that the manifest names was made of is taken; if anything goes wrong, nothing: the
- * files have it all. */
-void memory_open(const json_t *list, const int *fds, uint32_t fd_count, const struct manifest *manifest, struct memory *out);
+/* Names the segments that may have bytes of the checkpoint. */
+struct memory_lists {
+	/* [{"job","world_size","generation","ranks":[…]}] of JOB or of a question, which must outlive `out`; and, of what other nodes have,
+	 * {"storage","name"} of a generation of images (store/node_store.h). NULL: nothing */
+	const json_t *list;
+	const int *fds;                /* that its ranks name */
+	uint32_t fd_count;
+	const struct stores *stores;   /* NULL: other nodes are not asked */
+};
+
+/* Of this host's only what the save that the manifest names was made of is taken; if anything goes wrong, nothing: the files have all. */
+void memory_open(const struct memory_lists *lists, const struct manifest *manifest, struct memory *out);
 /* Sets run_src.memory of those of the sources from `first` on, the chunks of sd, whose payloads lie in a segment in one run. */
 FALLIBLE enum err memory_place(struct memory *m, struct run_build *b, const struct sdict *sd, uint32_t first);
 void memory_close(struct memory *m);

@@ -41,6 +41,7 @@ struct run_file {
 	bool in_memory;                /* target on tmpfs: written at once, there is no disk to wait for */
 	bool late;                     /* target: the leader ends it, not who writes its last block */
 	bool writable;                 /* segments: map for writing */
+	_Atomic uint32_t gone;         /* a source that stands for another one, in a node's memory: it does not answer any more */
 	bool filling;                  /* a segment that its rank still fills: see gate.h */
 	uint64_t ring_at, ring_bytes;  /* … round and round: where the ring begins; 0 bytes: it holds the whole image */
 	uint32_t dir, fd_index, rank;
@@ -346,7 +347,7 @@ struct run_head {
 #define X(type, name) struct run_table name;
 	RUN_TABLES(X)
 #undef X
-	_Atomic uint64_t verified_bytes, memory_bytes, read_bytes, needed_bytes, moved_bytes;
+	_Atomic uint64_t verified_bytes, memory_bytes, neighbour_bytes, read_bytes, needed_bytes, moved_bytes;
 	_Atomic uint64_t shared_bytes; /* that an earlier checkpoint has, and nobody wrote */
 	_Atomic uint64_t damage_count; /* the first damages_n of them are listed */
 	_Atomic uint32_t sealed;       /* all segments are: none is being filled any more */

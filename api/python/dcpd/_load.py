@@ -15,7 +15,8 @@ def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable
          transform: Any = None, vars: Optional[Mapping[str, int]] = None, weights_only: bool = True, verify: bool = True,
          process_group: Any = None, no_dist: bool = False, progress: bool = False, timeout: Optional[float] = None,
          client: Optional[Client] = None) -> Any:
-    """Loads a checkpoint ("STORAGE:NAME", or a path to a DCP directory).
+    """Loads a checkpoint ("STORAGE:NAME", or a path to a DCP directory); without `into` also a state dict out of the memory of a node of
+    the cluster ("shm:NODE/NAME"), such as a copy that `neighbours` of a save made there.
 
     Without `into`: returns a new state dict, nested as it was saved, with whole tensors of torch if it is installed, else arrays of
     numpy. They are views of shared memory that this call has made (on `device`, if given: copies there).
@@ -51,7 +52,7 @@ def _new(ask: _ask.Ask, keys: Optional[List[str]], device: Any) -> Any:
     name, c = "", ask.client
     try:
         if g.rank == 0:
-            place = _where.resolve(ask.checkpoint, ask.client)
+            place = _where.resolve(ask.checkpoint, ask.client, memory=True)
             c, name = place.client, _session.new_name()
             found = (c.url, name, *_fetch(ask, place, name, keys))
     except Exception as e:

@@ -24,6 +24,9 @@ class Place(NamedTuple):
 
     @property
     def object(self) -> Dict[str, str]:
+        if self.storage == "shm":
+            node, _, name = self.name.partition("/")
+            return {"state_dict": name, "node": node}
         return {"storage": self.storage, "name": self.name}
 
     def __str__(self) -> str:
@@ -40,14 +43,17 @@ def is_reference(target: Target) -> bool:
     return isinstance(target, str) and _REFERENCE.match(target) is not None
 
 
-def resolve(target: Target, client: Optional[Client] = None, make: bool = False) -> Place:
-    """The daemon and the name. make: the directory above a path may be created (a save).
+def resolve(target: Target, client: Optional[Client] = None, make: bool = False, memory: bool = False) -> Place:
+    """The daemon and the name. make: the directory above a path may be created (a save). memory: shm:NODE/NAME, a state dict in the memory
+    of a node of the cluster, will do.
 
     A path under a root of the daemon goes there. Any other: an ad-hoc root at the daemon found, if it runs as our own user (or takes
     us for an administrator), else at the user's private daemon, which is started now if need be. Raises NoDaemon, RequestRefused.
     """
     if is_reference(target):
         storage, _, name = str(target).partition(":")
+        if storage == "shm" and memory and 0 < name.find("/") < len(name) - 1:
+            return Place(client or _daemon.default_client(), storage, name)
         if storage == "shm":
             raise errors.RequestRefused(f"{target!r} is a state dict in shared memory; a checkpoint is STORAGE:NAME or a path")
         at = client or _daemon.default_client()

@@ -1,0 +1,131 @@
+/* cluster_replicas.c: which nodes have a copy of a checkpoint in their memory (neighbours.h). All that are here are asked at once, this one
+ * too; their answers are short, so who is silent for ASK_MS has none: the storage has the checkpoint, or nobody. */
+#include <stdio.h>
+
+#include "base/jtext.h"
+#include "base/jval.h"
+#include "base/mem.h"
+#include "server/cluster_impl.h"
+#include "server/principal.h"
+#include "spec/ref.h"
+
+enum { ASK_MS = 3000, PATH_BYTES = 16 << 10, REPLICAS_MAX = 8 };
+
+struct search {
+	struct server *server;
+	unsigned pending;
+	json_t *list;
+	cluster_replicas_fn fn;
+	void *user;
+};
+
+struct inquiry {
+	struct cluster_errand errand;      /* the first member */
+	struct search *search;
+	struct buf path, caller;
+	const char *lines[2];
+};
+
+static void inquiry_free(struct inquiry *q)
+{
+	buf_free(&q->errand.answer);
+	buf_free(&q->errand.heads);
+	buf_free(&q->errand.url);
+	buf_free(&q->path);
+	buf_free(&q->caller);
+	mem_free(q);
+}
+
+static void end_one(struct search *s)
+{
+	if (--s->pending)
+		return;
+	s->fn(s->user, s->list);
+	json_decref(s->list);
+	mem_free(s);
+}
+
+static void end_later(void *user, enum err)
+{
+	end_one(user);
+}
+
+/* Adds what a node tells of one copy; the newest save's first. */
+static void add(struct search *s, const char *node, const json_t *record)
+{
+	const json_t *replica = json_object_get(record, "replica"), *generation = json_object_get(record, "generation");
+	const char *job = jval_text(replica, "job"), *name = jval_text(record, "name");
+	size_t at = 0;
+
+	if (!job_id_ok(str_of(job)) || !json_is_integer(generation) || json_integer_value(generation) < 0 ||
+	    ref_check_state_dict(str_of(name)) || json_array_size(s->list) >= REPLICAS_MAX) {
+		err_clear();
+		return;
+	}
+	while (at < json_array_size(s->list) && strcmp(jval_text(json_array_get(s->list, at), "job"), job) > 0)
+		at++;
+	(void)json_array_insert_new(s->list, at, json_pack("{s:s, s:s, s:O, s:s, s:s}", "node", node, "state_dict", name, "generation",
+							   generation, "job", job, "from", jval_text(replica, "from")));
+}
+
+static void on_answer(struct cluster_errand *x, enum err e)
+{
+	struct inquiry *q = (struct inquiry *)x;
+	struct search *s = q->search;
+	CLEANUP(json_decrefp) json_t *doc = NULL;
+	const json_t *one;
+	size_t i;
+
+	if (e || x->status != 200 || jtext_parse((struct str){ (const char *)x->answer.p, x->answer.len }, 0, &doc))
+		err_clear();
+	json_array_foreach(json_object_get(doc, "state_dicts"), i, one)
+		add(s, x->node, one);
+	inquiry_free(q);
+	end_one(s);
+}
+
+static FALLIBLE enum err inquire(struct search *s, const char *node, const struct ref *checkpoint, const struct principal *who)
+{
+	struct inquiry *q = mem_zalloc(1, sizeof *q);
+
+	NEED(q, "cannot ask a node");
+	q->search = s;
+	q->path = BUF_INIT(PATH_BYTES);
+	q->caller = BUF_INIT(128);
+	q->errand.url = BUF_INIT(PATH_BYTES + 512);
+	buf_puts(&q->path, "/v1/state-dicts?replica_of=");
+	for (const char *p = checkpoint->storage.p; *p; p++)
+		buf_printf(&q->path, "%%%02X", (unsigned char)*p);
+	buf_puts(&q->path, "%3A");
+	for (const char *p = checkpoint->name.p; *p; p++)
+		buf_printf(&q->path, "%%%02X", (unsigned char)*p);
+	buf_putc(&q->path, '\0');
+	buf_printf(&q->caller, CLUSTER_CALLER_HEAD ": %u 1 %d -", (unsigned)who->uid, who->admin);
+	buf_putc(&q->caller, '\0');
+	if (buf_status(&q->path) || buf_status(&q->caller)) {
+		inquiry_free(q);
+		return ERR(NO_MEMORY, "cannot ask a node");
+	}
+	q->lines[0] = (const char *)q->caller.p;
+	q->errand.method = "GET";
+	q->errand.path = (const char *)q->path.p;
+	q->errand.headers = q->lines;
+	q->errand.whole_ms = ASK_MS;
+	q->errand.fn = on_answer;
+	s->pending++;
+	cluster_send(s->server->cluster, node, &q->errand);
+	return OK;
+}
+
+void cluster_find_replicas(struct server *server, const struct ref *checkpoint, const struct principal *who, cluster_replicas_fn fn,
+			   void *user)
+{
+	const struct cluster *c = server->cluster;
+	struct search *s = mem_sure(sizeof *s);
+
+	*s = (struct search){ .server = server, .pending = 1, .list = json_array(), .fn = fn, .user = user };
+	for (uint64_t i = 0; c && i < c->nodes.n; i++)
+		if (c->nodes.v[i].state != CLUSTER_AWAY && inquire(s, c->nodes.v[i].name, checkpoint, who))
+			err_clear();
+	loop_later(server->loop, end_later, s, OK);
+}
