@@ -386,6 +386,44 @@ def test_a_mark_that_cannot_be_read_ends_no_sweep(d, s3, tmp_path):
         s3.delete(first)
 
 
+def test_notes_that_cannot_be_read_end_no_sweep(d, s3, tmp_path):
+    """Of two targets the first has such notes: both sweeps go on, and the notes stay."""
+    (tmp_path / "notes").write_text("{")
+    saved(d)
+    notes = "swept/aaa/.dcpd-notes.json"
+    job = d.api.get("/v1/jobs?page_size=1").ok(200)["jobs"][0]["id"]
+    marks = []
+    for number, target in ((7, "swept/aaa"), (8, "swept/bbb")):
+        marks.append(f".dcpd/at/.dcpd-{job}-{number}")
+        (tmp_path / "mark").write_text(json.dumps({"dcpd": 1, "job": job, "staging": f"swept/.dcpd-{job}-{number}", "target": target,
+                                                   "file": False, "removes": True, "dead": False}))
+        s3.put(marks[-1], tmp_path / "mark")
+    s3.put(notes, tmp_path / "notes")
+    d.kill()
+    d.start()
+    lib.wait_for(lambda: not set(marks) & set(s3.keys(".dcpd/")), 20, "the sweep")
+    assert s3.keys("swept/aaa") == [notes] and "notes that cannot be read" in d.tail()
+    s3.delete(notes)
+
+
+def test_a_list_behind_a_commit_shows_it(d, other):
+    """Of another daemon: lists and looks have what replaced a checkpoint at once, and what came and went."""
+    name = f"fresh/{lib.fresh()}"
+    for i in range(4):
+        writer, reader = (d, other) if i % 2 else (other, d)
+        _, images = saved(writer, name, size=3000 + 5000 * i, world=1 + i % 2, **({"options": {"overwrite": True}} if i else {}))
+        for daemon in (reader, writer):
+            [shown] = [c for c in daemon.api.get("/v1/checkpoints/s3?filter=name%3D" + name.replace("/", "%2F")).ok(200)["checkpoints"]
+                       if c["name"] == name]
+            job = writer.api.get("/v1/jobs?page_size=1").ok(200)["jobs"][0]["id"]
+            record = daemon.api.get(daemon.api.storage_path("s3", name)).ok(200)
+            assert (shown["world_size"], record["world_size"]) == (1 + i % 2, 1 + i % 2), (i, shown)
+            assert shown["bytes"] == record["bytes"] and record["made_by"]["job"] == job, (i, shown, record)
+        loads(reader, name, images)
+    writer.api.run("delete", target=ref("s3", name))
+    assert name not in names(reader) and reader.api.get(reader.api.storage_path("s3", name)).status == 404
+
+
 def mark(d, number, **more):
     """The mark of an attempt of a job that is over: its key and its text."""
     job = d.api.get("/v1/jobs?page_size=1").ok(200)["jobs"][0]["id"]

@@ -262,6 +262,8 @@ class Fake:
             if h.command == "PUT":
                 return self.store(h, key, body, mark)
         if h.command == "DELETE":
+            if there and h.headers.get("If-Match") not in (None, there[1]):
+                return answer(h, 412, error("PreconditionFailed"))
             self.objects.pop(key, None)
             return answer(h, 204, b"")
         if not there:

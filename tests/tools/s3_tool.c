@@ -238,9 +238,9 @@ static enum err probe(void)            /* probe KEY */
 	return OK;
 }
 
-static enum err delete(void)
+static enum err delete(void)           /* delete KEY [ETAG] */
 {
-	TRY(s3_delete(s3, word[1], NULL));
+	TRY(arg(2) ? s3_delete_if(s3, word[1], arg(2), NULL) : s3_delete(s3, word[1], NULL));
 	printf("ok\n");
 	return OK;
 }

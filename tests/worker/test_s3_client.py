@@ -203,6 +203,25 @@ def test_transient_errors_are_repeated(fake, liar, content, tmp_path):
     assert len(fake.seen) == 2  # neither was
 
 
+def test_a_delete_takes_the_object_that_was_meant(fake, liar, content):
+    fake.reset()
+    [old] = liar.put("k", content)
+    [new] = liar.put("k", content)
+    liar.delete("k", old)
+    assert fake.objects["/tests/k"][1] == new
+    liar.delete("k", new)
+    liar.delete("k", new)  # nothing there is fine
+    assert not fake.objects
+    for status, code in ((501, "NotImplemented"), (400, "InvalidArgument")):  # a server that knows of no condition here
+        fake.reset()
+        [new] = liar.put("k", content)
+        fake.script = [says(status, code)]
+        liar.delete("k", new)
+        assert not fake.objects and ["if-match" in headers for _, _, headers in fake.seen[1:]] == [True, False]
+    fake.script = [says(403, "AccessDenied")]
+    assert "AccessDenied" in liar.fails("forbidden", "delete", "k", new)
+
+
 def test_a_budget_of_repeats_ends(fake, content):
     fake.reset(*[says(500, "InternalError")] * 2000)
     with Tool(fake.endpoint, env=KEYS, tries=2) as t:

@@ -364,6 +364,17 @@ FALLIBLE enum err s3_delete(struct s3 *s3, const char *key, const struct s3_call
 	return e == ERR_NOT_FOUND ? OK : e;
 }
 
+enum err s3_delete_if(struct s3 *s3, const char *key, const char *etag, const struct s3_call *call)
+{
+	struct s3_op op = s3_op(s3, call, "DELETE", key);
+
+	s3_op_header(&op, "if-match", etag);
+	enum err e = s3_run(&op);
+	if (e == ERR_UNSUPPORTED || (e && op.x.answer.status == 400)) /* the server knows of no condition here */
+		return s3_delete(s3, key, call);
+	return e == ERR_NOT_FOUND || (e && op.x.answer.status == 412) ? OK : e;
+}
+
 /* ---- what a server can do ---- */
 
 static FALLIBLE enum err was_refused(enum err e, const char *header, const char *of)

@@ -133,6 +133,8 @@ FALLIBLE enum err s3_put(struct s3 *s3, const char *key, const void *bytes, size
 			 const struct s3_call *call, char etag_out[S3_ETAG_MAX]);
 /* Nothing there is fine. */
 FALLIBLE enum err s3_delete(struct s3 *s3, const char *key, const struct s3_call *call);
+/* The same of one object: another that has the key by now stays, where the server heeds If-Match of a DELETE. */
+FALLIBLE enum err s3_delete_if(struct s3 *s3, const char *key, const char *etag, const struct s3_call *call);
 /* Up to S3_LIST_PAGE keys in one request; the first that could not be deleted is the error, when all others are. */
 FALLIBLE enum err s3_delete_many(struct s3 *s3, const char *const *keys, size_t count, const struct s3_call *call);
 /* Copies a whole object of up to 5 GiB within the bucket, on the server. from_etag: as in s3_get. mark: of the copy, as of s3_put(); NULL:

@@ -361,7 +361,7 @@ static FALLIBLE enum err check_own(struct staging *s, const struct s3_mark *m, c
 	if (is_whole)
 		return OK;
 	e = s3_claim(client, commit->key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag, NULL);
-	e = e ?: s3_delete(client, commit->key, NULL);
+	e = e ?: s3_delete_if(client, commit->key, o.etag, NULL);
 	TRY(e == ERR_CHECKPOINT_EXISTS ? OK : e);
 	return ERR(STATE_CONFLICT, "'%s' was removed by others while the answer to its commit was lost", m->target);
 }
@@ -482,7 +482,7 @@ static bool drop_marked(struct s3 *s3, const char *key, const char *mark)
 
 	enum err e = s3_head(s3, key, NULL, &o);
 	if (!e && strcmp(o.mark, mark) == 0)
-		e = s3_delete(s3, key, NULL);
+		e = s3_delete_if(s3, key, o.etag, NULL);
 	return !e || e == ERR_NOT_FOUND;
 }
 
@@ -583,7 +583,7 @@ static FALLIBLE enum err replace_old(struct staging *s, const struct s3_mark *m,
 	TRY(s3_part_complete(commit, same ? (struct s3_condition){ S3_IF_ETAG, etag } : (struct s3_condition){ S3_IF_NONE, NULL }));
 	fs_fault("commit.renamed");
 	s->done = true;
-	e = same ? OK : s3_delete(own->client, old, NULL);
+	e = same ? OK : s3_delete_if(own->client, old, etag, NULL);
 	e = e ?: s3_clear_folder(own->client, before, keys);
 	e = e ?: notes_drop(store_top(s->store), m->target, true);
 	if (e) {
@@ -731,7 +731,7 @@ static FALLIBLE enum err take_away(const struct store *s, const struct s3_mark *
 		return ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", m->target);
 	e = e ?: m->trash ? s3_trash_end(s, m) : m->is_file ? OK : s3_clear_folder(client, f, NULL);
 	e = e ?: notes_drop(store_top(s), m->target, !m->is_file);
-	return e || !commit->key ? e : s3_delete(client, commit->key, NULL);
+	return e || !commit->key ? e : s3_delete_if(client, commit->key, etag, NULL);
 }
 
 static FALLIBLE enum err put_in_trash(const struct store_job *by, const struct store *s, const struct s3_mark *m,

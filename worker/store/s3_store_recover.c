@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "io/digest.h"
 #include "store/contents.h"
@@ -283,7 +284,7 @@ static FALLIBLE enum err go_on(struct s3 *s3, const struct s3_mark *m, const str
 	if (e)
 		return e == ERR_NOT_FOUND ? OK : e;
 	s3_attempt_mark(S3_MARK_CLAIM, m->attempt, mark);
-	return strcmp(o.mark, mark) == 0 ? s3_delete(s3, f->claim_key, NULL) : OK;
+	return strcmp(o.mark, mark) == 0 ? s3_delete_if(s3, f->claim_key, o.etag, NULL) : OK;
 }
 
 /* The claim in the target, if it is this attempt's: the removal goes on, as does a commit that replaces files, another commit is taken
@@ -318,12 +319,12 @@ static FALLIBLE enum err end_claim(const struct store *s, const struct s3_mark *
 	TRY(m->trash ? s3_trash_end(s, m) : OK);
 	if (m->is_file || m->trash) {
 		TRY(notes_drop(store_top(s), m->target, !m->is_file));
-		return s3_delete(s3, f->claim_key, NULL);
+		return s3_delete_if(s3, f->claim_key, o.etag, NULL);
 	}
 	TRY(m->removes ? s3_clear_folder(s3, f, NULL) : take_back_files(s3, m->attempt, m->target, 0, &any));
 	for (int i = 0; i < 2 && m->removes; i++)
 		TRY(s3_drop_data(s3, m->target, m->removed[i]));
-	return s3_delete(s3, f->claim_key, NULL);
+	return s3_delete_if(s3, f->claim_key, o.etag, NULL);
 }
 
 /* ---- recover ---- */
@@ -501,6 +502,18 @@ static FALLIBLE enum err sweep_dead(const struct store *s, struct s3_mark *m, co
 	return OK;
 }
 
+/* Notes that cannot be read keep their seal, and nothing else from going. */
+static FALLIBLE enum err unseal(const struct store *s, const struct s3_mark *m)
+{
+	enum err e = s3_unseal(s, m);
+
+	if (e != ERR_CHECKPOINT_HELD)
+		return e;
+	log_warn("a job that is over stays in notes that cannot be read", "storage", s->name, "name", m->target, "job", m->job, NULL);
+	err_clear();
+	return OK;
+}
+
 /* k NULL: of one job, of which a later attempt may go on with what several hosts have written. */
 static FALLIBLE enum err sweep_mark(const struct store *s, const char *key, const struct commit_keep *k, struct store_swept *out)
 {
@@ -518,7 +531,7 @@ static FALLIBLE enum err sweep_mark(const struct store *s, const char *key, cons
 	if (is_kept(k, key, &m, s3_now_ms(s3)))
 		return OK;
 	TRY(end_claim(s, &m, &ours));
-	TRY(s3_unseal(s, &m));
+	TRY(unseal(s, &m));
 	out->removed++;
 	ends = m.removes || m.is_file;
 	if (m.trash) { /* its claim may be on its way, and needs the entry */
