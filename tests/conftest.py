@@ -79,7 +79,7 @@ def golden_root(tmp_path_factory):
 def s3_server(tmp_path_factory):
     """Object storage: SeaweedFS with one bucket, for all tests of a run (a prefix each)."""
     import s3_server  # noqa: PLC0415: most runs need none
-    with s3_server.Server(tmp_path_factory.mktemp("s3")) as server:
+    with s3_server.Server(tmp_path_factory.mktemp("s3"), threads=1) as server:
         yield server
 
 
