@@ -28,6 +28,7 @@ def run(*command, **more):
     return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
 
 
+@pytest.mark.long
 @pytest.mark.seconds(300)
 def test_a_generated_client_works(spawn, python, tmp_path):
     (tmp_path / "config.yaml").write_text(CONFIG)

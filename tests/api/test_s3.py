@@ -9,7 +9,6 @@ import time
 
 import pytest
 from crafted import Crafted
-from s3_server import environment_of_tools
 
 import dcpd as lib
 
@@ -40,14 +39,8 @@ class Bucket:
         self.server, self.prefix = server, prefix
 
     def run(self, code, *args):
-        """Runs code that has `s3`, a client, `bucket` and `args`, and prints JSON."""
-        begin = (f"import boto3, json, sys; args = sys.argv[1:]; bucket = {self.server.bucket!r}; s3 = boto3.client('s3', "
-                 f"endpoint_url={self.server.endpoint!r})\n")
-        env = lib.clean_environment(**self.server.environment())
-        made = subprocess.run([environment_of_tools(), "-c", begin + code, *map(str, args)], env=env, capture_output=True, text=True,
-                              timeout=60)
-        assert made.returncode == 0, made.stderr
-        return json.loads(made.stdout or "null")
+        """Runs code that has `s3`, a client, `bucket` and `args`, and prints JSON: see Server.boto3()."""
+        return self.server.boto3(code, *args)
 
     def keys(self, name):
         """Keys below a name, without it."""
@@ -364,6 +357,7 @@ def test_tier(spawn, s3_server):
     loads(d, name, images)
 
 
+@pytest.mark.long
 def test_the_face_of_all_stores(s3_server):
     """What every store promises (worker/store/store.h), asked of this one."""
     env = lib.clean_environment(**s3_server.environment(), DCPD_TEST_S3=s3_server.endpoint)

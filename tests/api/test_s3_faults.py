@@ -305,7 +305,7 @@ def test_a_copy_that_is_killed_leaves_its_name_free(d, proxy, s3):
     saved(d, there)
 
 
-@pytest.mark.parametrize("step", ["claim", "file", "commit", pytest.param("clear", marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", ["commit", *(pytest.param(s, marks=pytest.mark.long) for s in ("claim", "file", "clear"))])
 def test_a_copy_that_replaces_and_is_killed_goes_on(d, other, proxy, s3, step):
     """Old files are gone from the first file on: the new checkpoint is made of what is on the server. Before, the old one stays."""
     local, newer = saved(d, storage="main", size=9 * MB), saved(d, storage="main", size=9 * MB)
@@ -338,6 +338,7 @@ def test_a_copy_that_replaces_and_is_killed_goes_on(d, other, proxy, s3, step):
     assert there not in seen[0] or step in ("claim", "clear"), "nobody sees files of both"
 
 
+@pytest.mark.long
 def test_a_copy_replaces_through_a_bad_network(d, proxy, s3):
     copies = [saved(d, storage="main", size=9 * MB) for _ in range(2)]
     there, rng = f"bad/{lib.fresh()}", random.Random(lib.fresh())
@@ -684,6 +685,7 @@ def test_a_removal_into_the_trash_that_is_killed(d, proxy, s3, step, kind):
     d.api.run("delete", target=ref("s3", name))
 
 
+@pytest.mark.long
 def test_an_undelete_that_is_killed(d, proxy, s3):
     """Before its commit the checkpoint is in the trash again, behind it is there, when no request of the one that died can come."""
     for kind, point in (("copy", "commit"), ("save", "commit"), ("save", "behind")):

@@ -27,6 +27,7 @@ def run(d, command):
     return json.loads(r.stdout)
 
 
+@pytest.mark.long
 def test_every_operation_is_there_and_its_commands_run(page, d):
     page.goto(url(d, "/docs"))
     expect(page.locator("#state")).to_have_text(f"{len(IDS)} of {len(IDS)} operations")

@@ -324,24 +324,23 @@ def violations(page):
     assert found == []
 
 
-@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("turn", [0, *(pytest.param(i, marks=pytest.mark.long) for i in (1, 2, 3))])
 def test_every_view_is_accessible_in_both_schemes_and_fits_a_phone(page, world, turn):
-    """In one turn every other view on a desk in the light scheme and those between on a phone in the dark; in the next one the others."""
+    """In each turn every fourth view, on a desk in the light scheme and on a phone in the dark."""
     enter(page, world)
     views = [*VIEWS, f"runs/main/{quote(w.RUN, safe='')}", at_checkpoint(REF) + "?t=model.embed.weight",
              f"reshard/{quote(REF, safe='')}", f"jobs/{job_of(world, 'load', 'failed')['id']}",
              f"jobs/{job_of(world, 'save', 'succeeded')['id']}",
              f"compare?a={quote(f'main:{w.RUN}/step-500')}&b={quote(REF)}"]
     accessible(page)
-    for i, view in enumerate(views):
+    for view in views[turn::4]:
         go(page, view)
         expect(page.locator("#view h2")).to_be_attached()
         expect(page.locator("#view")).not_to_contain_text("Looking …")
         for scheme, width in (("light", 1280), ("dark", 390)):
             page.emulate_media(color_scheme=scheme)
             page.set_viewport_size({"width": width, "height": 850})
-            if (width < 1280) == (i % 2 == turn):
-                violations(page)
+            violations(page)
             assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), (view, width)
         page.set_viewport_size({"width": 1280, "height": 850})
 
@@ -368,7 +367,7 @@ def test_hostile_names_are_text(page, world):
     accessible(page)
 
 
-@pytest.mark.parametrize("many", [20000, pytest.param(100000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("many", [5000, pytest.param(100000, marks=pytest.mark.long)])
 def test_a_hundred_thousand_tensors(page, world, many):
     """The page holds the rows that are in sight, however many there are."""
     name = f"big/step-{many}"
@@ -380,7 +379,7 @@ def test_a_hundred_thousand_tensors(page, world, many):
     page.locator(".virtual").evaluate("e => { e.scrollTop = e.scrollHeight; }")
     expect(page.locator(".virtual-row").last).to_contain_text(f"layers.{many // 10 - 1}.mlp.experts.9.weight")
     assert page.locator(".virtual-row").count() < 80
-    page.fill("#tensors-text", "layers.1711.")
+    page.fill("#tensors-text", "layers.171.")
     expect(page.locator("#tensors-count")).to_have_text(f"10 of {many}")
     accessible(page)
 

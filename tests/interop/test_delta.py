@@ -177,7 +177,7 @@ def test_values_travel(d):
 
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
-@pytest.mark.parametrize("checksum", ["xxh3-128", "adler32"])
+@pytest.mark.parametrize("checksum", ["xxh3-128", pytest.param("adler32", marks=pytest.mark.long)])
 def test_slimes(d, encoding, checksum):
     """What a writer of the published form writes, without a content digest, is applied."""
     before = state(11, SAFE)

@@ -64,7 +64,7 @@ def test_from_dcp_over_ranks_with_values(d):
     check(d.storages["main"] / (name + ".npz"), {"w": want["w"], "b": want["b"].half()})
 
 
-@pytest.mark.parametrize("count", [0, 1, 70000])
+@pytest.mark.parametrize("count", [0, 1, pytest.param(70000, marks=pytest.mark.long)])
 def test_counts(d, count):
     """None, and more members than 16 bits count (zip64)."""
     name = lib.fresh()

@@ -58,7 +58,8 @@ def sources(shared_daemon, state):
             **{name: resharded(d, first, target)[0] for name, target in TARGETS.items()}}
 
 
-@pytest.mark.parametrize("target", [pytest.param(t, marks=pytest.mark.long) if t in ("one rank", "npz") else t for t in TARGETS])
+@pytest.mark.parametrize("target", ["rows", "safetensors", *(pytest.param(t, marks=pytest.mark.long) for t in TARGETS
+                                                             if t not in ("rows", "safetensors"))])
 def test_a_reshard_reads_once(d, sources, target):
     for name, source in sources.items():
         to, done = resharded(d, source, TARGETS[target])

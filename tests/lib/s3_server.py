@@ -54,6 +54,23 @@ def free_ports(count):
     return found
 
 
+# Lines of [code, args] become lines of [what it printed, what it raised].
+PEER = """
+import boto3, contextlib, io, json, sys, traceback
+bucket, endpoint = sys.argv[1:]
+s3 = boto3.client("s3", endpoint_url=endpoint)
+for line in sys.stdin:
+    code, args = json.loads(line)
+    said, error = io.StringIO(), None
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(code, {"s3": s3, "bucket": bucket, "args": args, "json": json})
+    except Exception:
+        error = traceback.format_exc()
+    print(json.dumps([said.getvalue(), error]), flush=True)
+"""
+
+
 class Server:
     """SeaweedFS, all its parts in one process, with one bucket. threads: how many of Go's run at once; one takes a third less of the
     processors' time for small requests, for none wakes another."""
@@ -63,7 +80,7 @@ class Server:
 
     def __init__(self, folder, threads=None):
         self.folder, self.threads = pathlib.Path(folder), threads
-        self.process = None
+        self.process = self.peer = None
 
     def __enter__(self):
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +127,20 @@ class Server:
             c.request("GET", f"/{self.bucket}")
             return c.getresponse().status == 403
 
+    def boto3(self, code, *args):
+        """Runs code that has `s3`, boto3's client, `bucket` and `args`, texts, and prints JSON; all in one process, whose start is slow."""
+        if not self.peer:
+            self.peer = subprocess.Popen([environment_of_tools(), "-c", PEER, self.bucket, self.endpoint], text=True,
+                                         env=clean_environment(**self.environment()), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.peer.stdin.write(json.dumps([code, [str(a) for a in args]]) + "\n")
+        self.peer.stdin.flush()
+        said, error = json.loads(self.peer.stdout.readline())
+        assert not error, error
+        return json.loads(said or "null")
+
     def __exit__(self, *_):
+        if self.peer:
+            self.peer.communicate()
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

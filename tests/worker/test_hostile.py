@@ -159,7 +159,9 @@ def test_places_that_lie(tmp_path, run, field, value):
     assert end.kind == "FAILED" and code_of(end) in ("checkpoint_incomplete", "format_metadata", "limit_exceeded"), end.body
 
 
-@pytest.mark.parametrize("pickle", [b"]", b"]a", b"]0"], ids=["a stack of lists", "a list of lists", "lists thrown away"])
+@pytest.mark.parametrize("pickle", [pytest.param(b"]", id="a stack of lists"),
+                                    pytest.param(b"]a", id="a list of lists", marks=pytest.mark.long),
+                                    pytest.param(b"]0", id="lists thrown away", marks=pytest.mark.long)])
 def test_metadata_that_describes_much_more_than_it_has(tmp_path, pickle):
     """80 MiB of it took a worker to 1.7 GiB. (tests/unit/test_hostile_memory.c has the other formats.)"""
     (tmp_path / "x").mkdir()
