@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -281,6 +282,42 @@ def test_what_the_driver_refuses_ends_the_copy_alone(g, trainer, fail, code, sai
     r.whole(trainer.legacy(DATA)[1]).ok(200)
     r.sealed_as_it_should_be()
     r.drop()
+
+
+CALLS = re.findall(r"^\tX\(\w+, (\w+),", (lib.ROOT / "worker/device/cuda_abi.h").read_text(), re.M)
+NO_ERROR = {"cuGetErrorName", "cuGetErrorString", "cuDriverGetVersion", "cuMemcpyDtoDAsync_v2"}  # of the fake; not called for a copy
+ANSWERS = {"cuInit": ("803", "999")}  # a driver of another version than its kernel module
+ERRORS = ("no_memory", "device_failed", "backend_unavailable", "not_found", "worker_lost")
+
+
+@pytest.mark.parametrize("call", [c for c in CALLS if c not in NO_ERROR])
+@pytest.mark.parametrize("nth", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_each_call_of_the_driver_fails(g, trainer, call, nth):
+    """Out of memory, not supported, a context that is lost: the copy is sound all the same, or fails in words and leaves nothing; the
+    daemon and the next copy know nothing of it. Memory of both kinds, and small pieces enough for a kernel."""
+    daemon, data = g.proc.pid, DATA[:2 * PAGE]
+    for answer in ANSWERS.get(call, ("2", "801", "700:sticky")):
+        for w in copiers(g):
+            os.kill(w["pid"], signal.SIGKILL)
+        lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+        _, legacy = trainer.legacy(b"." * 5 + data)
+        _, fd, n = trainer.vmm(data)
+        hand = fake_gpu.Descriptors(g, [fd])
+        r = Rank(g, data, room=2 * PAGE)
+        pieces = [(r.at + i, 64, 5 + i, 0) if i % 128 else (r.at + i, 64, i, 1) for i in range(0, len(data), 64)]
+        g.fail.write_text(f"{call}:{nth}:{answer}")
+        out = r.copy([legacy, {"descriptor": 0, "bytes": n}], *pieces, descriptors=hand.token)
+        g.fail.write_text("")
+        if out.status != 200:
+            p = out.problem(*ERRORS)
+            assert len(p["detail"]) > 20, p
+            r.copy([legacy, {"descriptor": 0, "bytes": n}], *pieces, descriptors=hand.token).ok(200)
+        r.sealed_as_it_should_be()
+        hand.close()
+        r.drop()
+    assert g.proc.pid == daemon and g.alive()
+    held = [f for w in copiers(g) for f in lib.fd_targets(w["pid"]) if "fake device memory" in f]
+    assert len(held) <= 1, "the last copy's worker has let go of all but its kernel's table of pieces"
 
 
 def test_memory_that_cannot_be_pinned_is_copied_all_the_same(g, trainer):

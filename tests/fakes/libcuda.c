@@ -103,7 +103,7 @@ cuda_result fake_injected(const char *symbol)
 
 cuda_result cuInit(unsigned flags)
 {
-	cuda_result r = (cuda_result)number_of("FAKE_CUDA_INIT", CUDA_OK);
+	cuda_result asked = fake_injected("cuInit"), r = asked ? asked : (cuda_result)number_of("FAKE_CUDA_INIT", CUDA_OK);
 	const char *crash = getenv("FAKE_CUDA_CRASH");
 
 	if (crash && access(crash, F_OK) == 0)
