@@ -489,6 +489,12 @@ bench bench-quick bench-scale:
 	$(Q)BIN=$(abspath $(BIN)) TESTBIN=$(abspath $(TESTBIN)) $$(tests/venv.sh)/bin/python tests/bench/run.py \
 	  $(BENCH_ARGS) $(if $(RECORD),--record) $(T)
 
+MIB ?= 16384
+RUNS ?= 5
+.PHONY: bench-gpu
+bench-gpu: all ## saves and loads of a GPU's memory beside page-locked copies, dcp.async_save and safetensors (MIB=16384); skips without a GPU
+	$(Q)DCPD_BIN=$(abspath $(BIN))/dcpd $$(tests/venv.sh)/bin/python tests/bench/gpu.py --mib $(MIB) --runs $(RUNS)
+
 ##@ Help
 .PHONY: help
 help: ## this list
