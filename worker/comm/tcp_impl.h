@@ -33,6 +33,7 @@ struct tcp_link {
 	struct tcp_head in;
 	unsigned char *body;
 	uint32_t body_got;
+	int low_water;                 /* bytes from which on the socket is readable; 0: as it was made */
 	/* out */
 	bool sending;
 	unsigned char out_head[TCP_HEAD_BYTES];

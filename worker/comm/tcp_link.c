@@ -6,6 +6,7 @@
 #include "comm/tcp_impl.h"
 
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 
 enum {
 	TURN_BYTES = 512 << 10,        /* a link reads or writes at most about this much before the others' turn */
+	LOW_WATER_BYTES = 256 << 10,   /* of a body: less does not wake the receiver */
 	QUEUE_BYTES = 32 << 10,        /* of link 0: more than a peer that does not read is worth */
 	QUEUE_STATE_BYTES = 16 << 10,  /* beyond it, only an ABORT or BYE still gets in */
 };
@@ -164,6 +166,21 @@ static ssize_t receive(struct tcp_link *l, size_t *want_out)
 	return got;
 }
 
+/* Lets a data socket count as readable from LOW_WATER_BYTES of the body on, or from the body's end: each wake-up of a receiver costs
+ * as much as copying tens of KiB. The kernel wakes at the end of the stream, and where its buffer holds less. An error is none of
+ * the link's: the socket is readable more often then. */
+static void set_low_water(struct tcp_link *l)
+{
+	int low = 1;
+
+	if (!l->watch || l->index == 0)
+		return;
+	if (l->in_body && l->body_got < l->in.length)
+		low = (int)num_min(LOW_WATER_BYTES, l->in.length - l->body_got);
+	if (low != l->low_water && setsockopt(watch_fd(l->watch), SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0)
+		l->low_water = low;
+}
+
 static void read_turn(struct tcp_link *l, size_t budget)
 {
 	for (;;) {
@@ -194,6 +211,7 @@ static void on_readable(void *user)
 		return;
 	}
 	read_turn(l, TURN_BYTES);
+	set_low_water(l);
 }
 
 void tcp_link_drain(struct tcp_link *l)
@@ -212,6 +230,7 @@ void tcp_link_resume(struct tcp_link *l)
 	}
 	if (place(l))
 		(void)advance(l);
+	set_low_water(l);
 }
 
 /* ---- out ---- */
