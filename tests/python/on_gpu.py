@@ -1,6 +1,7 @@
 """What the tests of device memory run, each in a process of its own: `on_gpu.py CASE REFERENCE …`. It prints a line of JSON."""
 import json
 import logging
+import os
 import pathlib
 import sys
 
@@ -10,7 +11,7 @@ import fake_gpu  # noqa: E402
 import torch  # noqa: E402
 
 import dcpd  # noqa: E402
-from dcpd import _handover, _overlap  # noqa: E402
+from dcpd import _handover, _into, _overlap  # noqa: E402
 
 trainer = fake_gpu.Trainer()
 put = fake_gpu.as_torch(trainer)
@@ -91,6 +92,25 @@ def unshareable(ref):
     assert same(host(sd), dcpd.load(f"{ref}-1"))
 
 
+CALLS = ("cuPointerGetAttribute", "cuDeviceGet", "cuDeviceGetUuid_v2", "cuMemGetAddressRange_v2", "cuIpcGetMemHandle",
+         "cuMemRetainAllocationHandle", "cuMemExportToShareableHandle", "cuMemRelease")
+
+
+def each_call(ref):
+    """Every call of the driver that this process makes fails, with several errors: each save is sound, and says which call it was."""
+    sd = state(3)
+    for call in CALLS:
+        for answer in (2, 201, 801):
+            _handover._off.clear(), _handover._said.clear(), said.clear()
+            os.environ["FAKE_CUDA_FAIL"] = f"{call}:0:{answer}"
+            at = f"{ref}-{call}-{answer}"
+            wait(dcpd.async_save(sd, at))
+            os.environ["FAKE_CUDA_FAIL"] = ""
+            assert len(said) == 1 and f"{call}: error {answer}" in said[0], (call, answer, said)
+            assert same(dcpd.load(at), host(sd))
+    said.clear(), _handover._off.clear()
+
+
 def refused(ref, fail, text):
     """The driver refuses while the file `fail` says so; the next save is handed over."""
     sd = state(2)
@@ -98,6 +118,19 @@ def refused(ref, fail, text):
         pathlib.Path(fail).write_text(now)
         wait(dcpd.async_save(sd, f"{ref}-{i}"))
         assert same(dcpd.load(f"{ref}-{i}"), host(sd))
+
+
+def several_lanes(ref):
+    """A load in more groups than there are lanes."""
+    _into.GROUP_MIN, opened, real = 4 << 20, [], _into._Run._open
+    _into._Run._open = lambda self, n: (opened.append(n), real(self, n))[1]
+    wanted = {f"w{i}": numbers(1 << 20, i) for i in range(8)}
+    dcpd.save(wanted, ref)
+    into = {k: put(torch.zeros_like(v)) for k, v in wanted.items()}
+    into["w7"] = put(torch.zeros(1 << 20, dtype=torch.float64))  # cast by dcpd's job, of this dtype in the lane
+    dcpd.load(ref, into=into)
+    assert same({**host(into), "w7": into["w7"].float()}, wanted)
+    return opened
 
 
 def overlapped(ref):

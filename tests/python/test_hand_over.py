@@ -63,6 +63,11 @@ def test_memory_without_handles_is_copied_by_torch(run):
     assert "copies its GPU memory itself, from now on" in told["said"][0] and "cuMemExportToShareableHandle: error 801" in told["said"][0]
 
 
+@pytest.mark.long
+def test_each_call_of_the_trainer_fails(run):
+    assert run("each_call")[1] == 0
+
+
 @pytest.mark.parametrize("fail, said", [
     ("cuIpcOpenMemHandle_v2:0:2", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("cuMemcpyDtoHAsync_v2:0:700:sticky", "CUDA_ERROR_ILLEGAL_ADDRESS"),
@@ -70,6 +75,11 @@ def test_memory_without_handles_is_copied_by_torch(run):
 def test_a_driver_that_refuses_is_asked_again(run, g, fail, said):
     told, n = run("refused", g.fail, fail)
     assert n == ALL and len(told["said"]) == 1 and said in told["said"][0] and "from now on" not in told["said"][0], told
+
+
+def test_a_load_goes_through_three_page_locked_lanes(run):
+    told, n = run("several_lanes")
+    assert told["out"] == [3] and n == 7 * (4 << 20) + (8 << 20) and told["said"] == []
 
 
 def test_an_overlapping_save(run):

@@ -2,9 +2,10 @@
 
 What a rank can read by itself goes straight from the files into its tensors (_direct.py): most of a model, if this process may open the
 checkpoint. The rest comes through dcpd: each rank describes its own boxes in a segment, dcpd fills them from whatever layout the
-checkpoint has, and they are copied to their places. If they are many they go in groups, through two lanes by turns: while one group is
-copied, dcpd reads the next. A segment for all of it would have to be cleared and mapped first, which takes longer than reading, and
-nothing would happen meanwhile. That comes first, as it finds what is missing before anything is changed.
+checkpoint has, and they are copied to their places. If they are many they go in groups, through two lanes by turns (three where tensors
+lie on a GPU): while one group is copied, dcpd reads the next. The worker that copies from a lane to a GPU page-locks it once for all its
+groups. A segment for all of it would have to be cleared and mapped first, which takes longer than reading, and nothing would happen
+meanwhile. That comes first, as it finds what is missing before anything is changed.
 
 Whatever may fail ends in `_agree`, so that all ranks take the same way. A daemon that was restarted may have lost a reservation, or the
 whole state dict: then all begin again, once. So they do when the checkpoint is replaced meanwhile, so that all comes from one version.
@@ -21,6 +22,7 @@ from .client import Client
 
 GROUP_MIN = 128 << 20  # bytes of a rank
 GROUPS_MAX = 16        # each is a job
+LANES, LANES_GPU = 2, 3  # lanes used by turns: one is read, one is copied from; a GPU's link is faster than most disks, and must not wait
 
 
 _log = logging.getLogger("dcpd")
@@ -72,7 +74,7 @@ def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int, older: Opti
             place = _where.resolve(ask.checkpoint, ask.client)
             c = place.client
             fresh = [k for k in _fresh_optimizers(into) if _has_state(place, k)]
-            plan = (c.url, [_session.new_name(), _session.new_name()], (place.storage, place.name, _direct.root_of(place)), fresh)
+            plan = (c.url, [_session.new_name() for _ in range(LANES_GPU)], (place.storage, place.name, _direct.root_of(place)), fresh)
     except Exception as e:
         failure = e
     seen = g.agree((ask.text, keys, _group.place(), plan), failure)
@@ -185,7 +187,7 @@ class _Target:
 
 class _Told(NamedTuple):
     """What a rank says before a load begins. ident: of the checkpoint's directory that it reads; rest: whether it needs jobs; strict: the
-    first one's counts."""
+    first one's counts; gpu: whether tensors lie on one."""
 
     host: int
     ident: str
@@ -193,6 +195,7 @@ class _Told(NamedTuple):
     rest: bool
     progress: bool
     strict: bool
+    gpu: bool
 
 
 class _Key:
@@ -245,7 +248,7 @@ class _Run:
         self.target.cut([*groups, *[[]] * (n - len(groups))], self.c)
         if n:
             self.version = self.target.direct.ident if self.target.direct is not None else _direct.version(self.where[2], self.where[1])
-            self._open(min(n, 2))
+            self._open(min(n, LANES_GPU if any(x.gpu for x in told) else LANES))
 
     def _settle(self, failure: Optional[BaseException]) -> List["_Told"]:
         """What all ranks are about to do. Those of a host must have seen one checkpoint, else jobs do it all."""
@@ -254,7 +257,8 @@ class _Run:
             if failure is None:
                 t = self.target
                 me = _Told(getattr(self.g, "index", 0), t.direct.ident if t.direct else "", len(t.groups()),
-                           bool(t.rest or t.described.values), self.ask.progress, self.ask.strict)
+                           bool(t.rest or t.described.values), self.ask.progress, self.ask.strict,
+                           any(getattr(x, "is_cuda", False) for x in t.described.sources))
             told: List[_Told] = self._agree(failure, me)
             if len({(x.host, x.ident) for x in told if x.ident}) == len({x.host for x in told if x.ident}):
                 return told
