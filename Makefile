@@ -360,8 +360,13 @@ tidy: $(LIB)/libdcp.a $(LIB)/libdcpd.a ## the house rules: who includes whom, na
 
 CLUSTER_TESTS := $(wildcard tests/api/test_cluster*.py)
 .PHONY: check-cluster
-check-cluster: all tools ## daemons of a cluster over a real etcd (Debian's etcd-server; without it they skip)
+check-cluster: all tools ## daemons of a cluster over a real etcd (Debian's etcd-server; without it they skip), and a campaign of faults: CAMPAIGN_ROUNDS=30 CAMPAIGN_SEED=17
 	$(Q)$(PYTEST) $(CLUSTER_TESTS)
+	$(Q)$(MAKE) --no-print-directory FAULTS=1 check-cluster-faults
+
+.PHONY: check-cluster-faults
+check-cluster-faults: all tools
+	$(Q)$(PYTEST) -s $(wildcard tests/fault/test_cluster_*.py)
 
 .PHONY: check-worker check-api check-interop check-fault check-e2e check-python
 check-worker check-api check-interop check-fault check-e2e check-python: check-%: all tools
