@@ -132,20 +132,30 @@ FALLIBLE enum err job_check_take(struct server *s, const json_t *record)
 	return e;
 }
 
-/* A job that came back after it was given up has an ended row here. */
-static void drop_ended(struct server *s, const char *id)
+/* A job that came back after it was given up has an ended row here, which goes. A job that ended here, which etcd does not know, has ended:
+ * etcd is told, and *told_out set. ERR_STATE_CONFLICT: it is still being given up. */
+static FALLIBLE enum err take_back(struct server *s, const char *id, int64_t token, bool *told_out)
 {
 	struct job *j;
 
+	*told_out = false;
 	if (job_find(s, str_of(id), &j) != OK) {
 		err_clear();
-		return;
+		return OK;
 	}
-	if (j->step != STEP_NONE || !j->moved)
-		return;
-	job_cache_remove(j);
-	map_remove(&s->jobs->table, str_of(j->id));
-	job_free(j);
+	if (j->step != STEP_NONE)
+		return ERR(STATE_CONFLICT, "job %s is still being given up", id);
+	*told_out = !j->moved;
+	if (j->moved) {
+		job_cache_remove(j);
+		map_remove(&s->jobs->table, str_of(j->id));
+		job_free(j);
+	} else {
+		j->shared = true;
+		j->token = j->noted = token;
+		s->hooks->job_noted(j);
+	}
+	return OK;
 }
 
 void job_take(struct server *s, const json_t *record, int64_t token, done_fn fn, void *user)
@@ -153,9 +163,16 @@ void job_take(struct server *s, const json_t *record, int64_t token, done_fn fn,
 	struct taking *t = mem_sure(sizeof *t);
 	struct job *j = NULL;
 
+	bool told;
+
 	*t = (struct taking){ .server = s, .fn = fn, .user = user };
-	drop_ended(s, jval_text(record, "id"));
-	enum err e = load(s, record, &j);
+	enum err e = take_back(s, jval_text(record, "id"), token, &told);
+	if (!e && told) {
+		loop_later(s->loop, fn, user, OK);
+		mem_free(t);
+		return;
+	}
+	e = e ?: load(s, record, &j);
 	e = e ?: map_add(&s->jobs->table, (struct str){ j->id, JOB_ID_LEN }, j);
 	if (e) {
 		struct err_info info = *err_last();

@@ -1,5 +1,6 @@
 """Jobs of a node that is away: any node answers for them, and another node takes over those that need only shared storages. A real etcd,
 and daemons that share a folder; one is killed or paused."""
+import json
 import os
 import re
 import signal
@@ -109,3 +110,21 @@ def test_a_restarted_owner_asks_before_it_goes_on(pair, server, tmp_path):  # no
     node.get(f"/v1/jobs/{job}").problem("job_moved")
     p = a.api.post(f"/v1/jobs/{job}:retry").problem("state_conflict")
     assert "succeeded" in p["detail"]
+
+
+def test_what_has_ended_here_is_not_run_again(pair, server, tmp_path):  # noqa: F811
+    """Its end is told to etcd later than to clients: another node may have taken it over meanwhile, and died."""
+    a, b = pair
+    big(b, "src", 1)
+    job = b.api.run("reshard", source={"storage": "main", "name": "src"}, target={"storage": "main", "name": "dst", "world_size": 2})["id"]
+    at = f"/{tmp_path.name}"
+    record = lib.wait_for(lambda: (r := server.keys(f"{at}/")[f"{at}/jobs/{job}"])["job"]["state"] == "succeeded" and r, 20, "its end")
+    b.api.run("delete", target={"storage": "main", "name": "dst"})
+    about = {"storages": {"main": (tmp_path / "shared/.dcpd-storage-id").read_text().strip()}}
+    a.kill()
+    server.put(f"{at}/jobs/{job}", json.dumps({"node": "a", "job": {**record["job"], "node": "a", "state": "running"}}))
+    server.put(f"{at}/live/a/{job}", json.dumps(about))
+    lib.wait_for(lambda: not any("/live/" in k for k in server.keys(f"{at}/")), 30, "etcd hears of the end")
+    assert server.keys(f"{at}/")[f"{at}/jobs/{job}"]["job"]["state"] == "succeeded"
+    assert b.api.get(f"/v1/jobs/{job}").ok(200)["attempt"] == 1
+    assert not (tmp_path / "shared/dst").exists()
