@@ -1,5 +1,5 @@
-"""A cluster under faults, drawn from a seed (tests/lib/campaign.py): daemons killed, paused and cut off from etcd, members of etcd stopped and
-paused, also while jobs are being taken over; a former owner that is stopped at its commit comes back when its job has a new one.
+"""A cluster under faults, drawn from a seed (tests/lib/campaign.py): daemons killed, paused and cut off from etcd, members of etcd stopped
+and paused, also while jobs are being taken over; a former owner that is stopped at its commit comes back when its job has a new one.
 
 `make check-cluster` has the long form, with fault points; CAMPAIGN_SEED and CAMPAIGN_ROUNDS choose another one.
 """
@@ -27,6 +27,7 @@ def campaign(tmp_path):
         c.close()
 
 
+@pytest.mark.long
 def test_what_is_committed_is_whole_and_stays(campaign):
     c = campaign(1)
     for kind in ("hold" if HAS_POINTS else "pause", "kill and etcd"):
