@@ -1,7 +1,10 @@
 /* h_state_dicts.c: /v1/state-dicts: the trainers' side: reserve, seal, renew, release. */
+#include <stdio.h>
+
 #include "api/h_common.h"
 #include "api/handlers.h"
 #include "base/jval.h"
+#include "server/cluster.h"
 #include "server/parts.h"
 #include "server/service_clock.h"
 #include "spec/spec.h"
@@ -92,33 +95,54 @@ static FALLIBLE enum err check_publish(const struct jval *v)
 	return OK;
 }
 
+/* A publication of this node itself needs no node. */
+static FALLIBLE enum err check_node(const struct jval *v, const struct cluster *cluster)
+{
+	struct jval at = jval_get(v, "node");
+	struct str node;
+
+	if (!at.j)
+		return OK;
+	TRY(jval_string(&at, &node));
+	enum cluster_presence is = cluster ? cluster_presence(cluster, node.p) : CLUSTER_IS_UNKNOWN;
+	if (is == CLUSTER_IS_UNKNOWN)
+		return jval_failed(&at, cluster ? ERR(NOT_FOUND, "the cluster has no node \"%s\"", node.p)
+						: ERR(NOT_FOUND, "there is no node \"%s\": this daemon is in no cluster", node.p));
+	if (is == CLUSTER_IS_SELF)
+		(void)json_object_del(v->j, "node");
+	return OK;
+}
+
 /* The layout is checked as the updates' requests will have it. */
-static FALLIBLE enum err check_subscribe(const struct jval *v, const struct state_dict_request *rq)
+static FALLIBLE enum err check_subscribe(const struct jval *v, const struct state_dict_request *rq, const struct cluster *cluster)
 {
 	CLEANUP(spec_free) struct spec spec = { 0 };
 	struct str publication;
 
-	TRY(jval_only(v, (const char *const[]){ "publication", "layout", NULL }));
+	TRY(jval_only(v, (const char *const[]){ "publication", "node", "layout", NULL }));
 	TRY(jval_must_text(v, "publication", &publication));
+	TRY(check_node(v, cluster));
 	struct jval name = jval_get(v, "publication");
 	TRY(jval_failed(&name, ref_check_state_dict(publication)));
-	if (str_eq(publication, rq->name))
+	if (!json_object_get(v->j, "node") && str_eq(publication, rq->name))
 		return jval_fail(&name, ERR_VALIDATION_FAILED, "a state dict cannot subscribe to itself");
-	CLEANUP(jval_drop) json_t *doc = state_dict_update_request(publication.p, rq->name.p, rq->world_size, jval_get(v, "layout").j);
+	CLEANUP(jval_drop) json_t *doc = state_dict_update_request(v->j, rq->name.p, rq->world_size, 0);
 	NEED(doc, "cannot check a layout");
 	enum err e = spec_read(doc, &spec);
 	if (!e)
 		return OK;
 	struct err_info info = *err_last();
 	char pointer[sizeof info.pointer + 16];
-	snprintf(pointer, sizeof pointer, "/subscribe%s", info.pointer);
+	static const char of_load[] = "/target/";
+	bool is_load = strncmp(info.pointer, of_load, sizeof of_load - 1) == 0;
+	snprintf(pointer, sizeof pointer, "/subscribe%s", is_load ? info.pointer + sizeof of_load - 2 : info.pointer);
 	snprintf(info.pointer, sizeof info.pointer, "%.*s", (int)sizeof info.pointer - 1, pointer);
 	err_restore(&info);
 	return e;
 }
 
 /* Reads `publish` or `subscribe` of a request; *role is the caller's. */
-static FALLIBLE enum err read_role(const struct jval *root, struct state_dict_request *rq, json_t **role)
+static FALLIBLE enum err read_role(const struct jval *root, const struct cluster *cluster, struct state_dict_request *rq, json_t **role)
 {
 	struct jval publish = jval_get(root, "publish"), subscribe = jval_get(root, "subscribe");
 
@@ -127,7 +151,7 @@ static FALLIBLE enum err read_role(const struct jval *root, struct state_dict_re
 	if (publish.j)
 		TRY(check_publish(&publish));
 	if (subscribe.j)
-		TRY(check_subscribe(&subscribe, rq));
+		TRY(check_subscribe(&subscribe, rq, cluster));
 	if (!publish.j && !subscribe.j)
 		return OK;
 	*role = json_pack("{s:O}", publish.j ? "publish" : "subscribe", publish.j ? publish.j : subscribe.j);
@@ -153,7 +177,7 @@ FALLIBLE enum err h_sdicts_create(struct req *r)
 	TRY(jval_opt_integer(&root, "lease_seconds", 1, 86400, &lease_s));
 	rq.lease_ms = lease_s * 1000;
 	TRY(check_owner_death(&death, false));
-	TRY(read_role(&root, &rq, &role));
+	TRY(read_role(&root, r->core->cluster, &rq, &role));
 	TRY(h_idempotency(r, &rq.idem));
 	req_hold(r);
 	state_dict_create(r->core->state_dicts, &rq, on_made, r);
@@ -184,6 +208,55 @@ FALLIBLE enum err h_publications_list(struct req *r)
 FALLIBLE enum err h_publication_get(struct req *r)
 {
 	return answer_publications(r, r->parts[2]);
+}
+
+static void on_version(void *user, enum err e)
+{
+	struct req *r = user;
+
+	req_done(r, e ? e : answer_publications(r, r->parts[2]));
+}
+
+static FALLIBLE enum err read_guest(const struct jval *v, struct state_dict_guest *out)
+{
+	struct jval world = jval_get(v, "world_size");
+	struct str name, node;
+
+	*out = (struct state_dict_guest){ .applied = -1 };
+	TRY(jval_only(v, (const char *const[]){ "name", "node", "world_size", "applied", NULL }));
+	TRY(jval_must_text(v, "name", &name));
+	struct jval name_at = jval_get(v, "name"), node_at = jval_get(v, "node");
+	TRY(jval_failed(&name_at, ref_check_state_dict(name)));
+	TRY(jval_must_text(v, "node", &node));
+	if (node.n >= sizeof out->node)
+		return jval_fail(&node_at, ERR_VALIDATION_FAILED, "has at most %zu bytes", sizeof out->node - 1);
+	TRY(jval_integer(&world, 1, STATE_DICT_WORLD_MAX, &out->world_size));
+	TRY(jval_opt_integer(v, "applied", 0, INT64_MAX, &out->applied));
+	snprintf(out->name, sizeof out->name, "%s", name.p);
+	snprintf(out->node, sizeof out->node, "%s", node.p);
+	return OK;
+}
+
+FALLIBLE enum err h_publication_follow(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body), subscriber = jval_get(&root, "subscriber");
+	struct principal who = req_principal(r);
+	struct state_dict_guest guest;
+	int64_t after = -1;
+	unsigned wait_ms = 0;
+
+	TRY(req_query_wait(r, &wait_ms));
+	if (r->body) {
+		TRY(jval_only(&root, (const char *const[]){ "after", "subscriber", NULL }));
+		TRY(jval_opt_integer(&root, "after", 0, INT64_MAX, &after));
+	}
+	if (subscriber.j) {
+		TRY(read_guest(&subscriber, &guest));
+		TRY(state_dict_note_guest(r->core->state_dicts, &who, r->parts[2], &guest));
+	}
+	req_hold(r);
+	state_dict_await_version(r->core->state_dicts, &who, r->parts[2], after, wait_ms, on_version, r);
+	return OK;
 }
 
 FALLIBLE enum err h_sdict_delete(struct req *r)

@@ -22,6 +22,7 @@ FALLIBLE enum err h_rank_reserve(struct req *r);
 FALLIBLE enum err h_rank_renew(struct req *r);
 FALLIBLE enum err h_publications_list(struct req *r);
 FALLIBLE enum err h_publication_get(struct req *r);
+FALLIBLE enum err h_publication_follow(struct req *r);
 FALLIBLE enum err h_rank_seal(struct req *r);
 FALLIBLE enum err h_rank_release(struct req *r);
 FALLIBLE enum err h_rank_copy(struct req *r);

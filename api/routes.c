@@ -39,6 +39,8 @@ static const struct route routes[] = {
 
 	{ "GET", "/v1/publications", h_publications_list, ROUTE_NO_BODY, false, false, Q(NULL), .list = "publications" },
 	{ "GET", "/v1/publications/{name}", h_publication_get, ROUTE_NO_BODY, false, false, Q(NULL) },
+	{ "POST", "/v1/publications/{name}:follow", h_publication_follow, ROUTE_BODY_MAY, false, false, Q("wait", NULL),
+	  .scope = SCOPE_READ },
 
 	{ "GET", "/v1/checkpoints", h_checkpoints_list, ROUTE_NO_BODY, false, false,
 	  Q("page_size", "page_token", "prefix", "storage", "run", "filter", "sort", NULL), .list = "checkpoints" },

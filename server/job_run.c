@@ -348,12 +348,19 @@ static FALLIBLE enum err replica_role(const struct job *j, json_t **out)
 	return OK;
 }
 
+static int64_t source_generation(const struct job *j)
+{
+	int64_t generation = j->source_use ? j->source_use->generation : j->spec.source.generation;
+
+	return generation > 0 ? generation : 0;
+}
+
 static void on_want_segments(void *user, const json_t *body)
 {
 	struct job *j = user;
 	const struct ref *target = &j->spec.target;
 	json_int_t world = json_integer_value(json_object_get(body, "world_size"));
-	bool operation = job_state_dict_op_is(j), makes = operation || (job_spec_loads(j) && !j->target_use);
+	bool next = job_spec_makes_next(j), makes = next || (job_spec_loads(j) && !j->target_use);
 
 	if (target->kind != REF_STATE_DICT || !makes || j->made_use || j->dry_run || j->step != STEP_ON_GANG || world < 1 ||
 	    world > STATE_DICT_WORLD_MAX || json_array_size(json_object_get(body, "ranks")) != (size_t)world) {
@@ -369,9 +376,8 @@ static void on_want_segments(void *user, const json_t *body)
 	} else {
 		struct state_dict_make m = { .name = target->name, .world_size = (uint32_t)world, .bytes = bytes,
 					     .image_bytes = images, .who = job_owner(j), .job = j->id,
-					     .lease_ms = 1000 * j->spec.lease_seconds, .replica = role,
-					     .next_generation = operation,
-					     .at_least = operation && j->source_use ? j->source_use->generation : 0 };
+					     .lease_ms = 1000 * j->spec.lease_seconds, .replica = role, .next_generation = next,
+					     .at_least = next ? source_generation(j) : 0 };
 		job_move(j, STEP_MAKING, j->state);
 		j->alive_ms = clock_service_ms();
 		state_dict_make(j->server->state_dicts, &m, on_made, new_ticket(j));

@@ -32,7 +32,12 @@ bool job_spec_writes_checkpoint(const struct job *j)
 
 bool job_spec_loads(const struct job *j)
 {
-	return (j->kind == JOB_LOAD || j->kind == JOB_APPLY) && j->spec.target.kind == REF_STATE_DICT;
+	return (j->kind == JOB_LOAD || j->kind == JOB_APPLY) && j->spec.target.kind == REF_STATE_DICT && !job_spec_makes_next(j);
+}
+
+bool job_spec_makes_next(const struct job *j)
+{
+	return job_state_dict_op_is(j) || (j->kind == JOB_LOAD && j->spec.delta);
 }
 
 static FALLIBLE enum err add_storage(struct job *j, const char *name)

@@ -125,6 +125,6 @@ json_t *job_state_dict_op_comm(const struct job *j, uint64_t group_id)
 
 void job_state_dict_op_note_result(struct job *j)
 {
-	if (job_state_dict_op_is(j) && j->made_use && j->made_use->numbered)
+	if (job_spec_makes_next(j) && j->made_use && j->made_use->numbered)
 		json_object_set_new(j->result, "generation", json_integer(j->made_use->generation));
 }

@@ -14,7 +14,7 @@ uint64_t job_use_bytes(const struct state_dict_use *u)
 	return sum;
 }
 
-/* Of a load: what it fills. Of an operation: its companion, if it has sealed anything; the source itself is none. */
+/* Of a load: what it fills. Of what makes a next generation: the newest one, if anything is sealed; the source itself is none. */
 FALLIBLE enum err job_use_target(struct job *j)
 {
 	struct principal who = job_owner(j);
@@ -27,7 +27,7 @@ FALLIBLE enum err job_use_target(struct job *j)
 	if (job_state_dict_op_is(j) && ref_same(source, target))
 		return OK;
 	enum err e = state_dict_use(j->server->state_dicts, &who, target->name, -1, j->id, &j->target_use);
-	return e == ERR_NOT_SEALED && job_state_dict_op_is(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;
+	return e == ERR_NOT_SEALED && job_spec_makes_next(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;
 }
 
 static FALLIBLE enum err take_parts(struct job *j, const struct principal *who)

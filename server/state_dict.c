@@ -266,6 +266,7 @@ FALLIBLE enum err state_dicts_new(const struct state_dict_parts *parts, struct s
 	NEED(s, "cannot keep state dicts");
 	s->parts = *parts;
 	s->watch = &state_dict_await_watch;
+	s->yield = state_dict_readings_yield;
 	TRY(state_dict_owner_new(s));
 	TRY(journal_read_state_dicts(parts->journal, take_row, s));
 	TRY(journal_read_slots(parts->journal, take_slot, s));

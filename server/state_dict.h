@@ -90,6 +90,19 @@ FALLIBLE enum err state_dict_take(struct state_dicts *s, const struct principal 
  * STATE_DICT_WAITERS_MAX requests wait. */
 void state_dict_follow(struct state_dicts *s, const struct principal *who, struct str name, int64_t after, int64_t wait_ms, done_fn fn,
 		       void *user);
+/* The same of a publication, for who may read it: a generation newer than `after` is sealed by all ranks. ERR_NOT_FOUND: nothing is
+ * published under that name. */
+void state_dict_await_version(struct state_dicts *s, const struct principal *who, struct str name, int64_t after, int64_t wait_ms,
+			      done_fn fn, void *user);
+/* A subscriber on another node, as it says of itself; it is listed as long as it is heard of. ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_BUSY. */
+struct state_dict_guest {
+	struct state_dict_guest *next;
+	char node[65], name[STATE_DICT_NAME_MAX + 1];
+	int64_t world_size, applied;    /* applied -1: nothing yet */
+	int64_t seen_ms;                /* monotone clock; set when it is noted */
+};
+FALLIBLE enum err state_dict_note_guest(struct state_dicts *s, const struct principal *who, struct str name,
+					const struct state_dict_guest *guest);
 /* ERR_STATE_DICT_BUSY while a job uses it. */
 void state_dict_delete(struct state_dicts *s, const struct principal *who, struct str name, done_fn fn, void *user);
 
@@ -280,7 +293,7 @@ struct state_dict_updated {
 };
 void state_dict_update_ended(struct server *s, const struct state_dict_updated *u);
 /* The request of an update, without defaults; NULL: no memory. layout: the subscriber's rules, or NULL. */
-json_t *state_dict_update_request(const char *publication, const char *subscriber, json_int_t world_size, const json_t *layout);
+json_t *state_dict_update_request(const json_t *subscribe, const char *subscriber, json_int_t world_size, int64_t generation);
 /* {"publications":[…]}: records with their "subscribers"; name: of one, as that record alone. Those that the caller may read. */
 FALLIBLE enum err state_dict_publications(struct state_dicts *s, const struct principal *who, struct str name, struct buf *out);
 void state_dicts_settle(struct state_dicts *s);       /* after the journal's jobs took up what they use */

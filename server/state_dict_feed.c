@@ -13,6 +13,8 @@
 #include "server/service_clock.h"
 #include "server/state_dict_impl.h"
 
+enum { GUESTS_MAX = 256, GUEST_MS = 60000 };
+
 /* ---- versions ---- */
 
 /* Frees generations older than this one as soon as nobody reads them; their segments stay warm. */
@@ -62,16 +64,39 @@ int64_t state_dict_feed_taken(const struct state_dict *sd)
 
 struct state_dict *state_dict_publication_of(const struct state_dict *sd)
 {
-	struct state_dict *pub = map_object(&sd->all->table, str_of(sd->feed->publication));
+	struct state_dict *pub = sd->feed->node ? NULL : map_object(&sd->all->table, str_of(sd->feed->publication));
 
 	return pub && !pub->hidden && state_dict_publishes(pub) ? pub : NULL;
+}
+
+int64_t state_dict_published(const struct state_dict *sd)
+{
+	const struct state_dict *pub = sd->feed->node ? NULL : state_dict_publication_of(sd);
+
+	return pub ? state_dict_newest(pub) : sd->feed->published;
+}
+
+void state_dict_learn(struct state_dict *sd, int64_t generation)
+{
+	struct state_dict_feed *f = sd->feed;
+
+	if (generation > f->published)
+		f->versions[f->version_count++ % FEED_VERSIONS] = (struct feed_version){ generation, clock_mono_ms(), clock_wall_ms() };
+	f->published = generation;
+}
+
+/* When a version of a subscriber's publication was published, or became known here; NULL: this run has not seen it. */
+static const struct feed_version *published_version(const struct state_dict *sd, int64_t generation)
+{
+	const struct state_dict *of = sd->feed->node ? sd : state_dict_publication_of(sd);
+
+	return of ? version_of(of, generation) : NULL;
 }
 
 /* All ranks have the version: for this moment the publication's clock is kept. */
 static void applied(struct state_dict *sd, int64_t generation)
 {
-	const struct state_dict *pub = state_dict_publication_of(sd);
-	const struct feed_version *v = pub ? version_of(pub, generation) : NULL;
+	const struct feed_version *v = published_version(sd, generation);
 
 	sd->feed->applied = generation;
 	if (v)
@@ -150,14 +175,8 @@ void state_dict_feed_end(struct state_dicts *s)
 		answer(s->followers);
 }
 
-void state_dict_follow(struct state_dicts *s, const struct principal *who, struct str name, int64_t after, int64_t wait_ms, done_fn fn,
-		       void *user)
+static void follow(struct state_dict *sd, enum err e, int64_t after, int64_t wait_ms, done_fn fn, void *user, struct state_dicts *s)
 {
-	struct state_dict *sd;
-	enum err e = state_dict_find(s, who, name, &sd);
-
-	if (!e && !state_dict_subscribes(sd))
-		e = ERR(STATE_CONFLICT, "state dict \"%s\" subscribes to nothing: there is no version to wait for", sd->name);
 	if (!e && s->waiting == STATE_DICT_WAITERS_MAX)
 		e = ERR(BUSY, "%d requests are waiting for state dicts", STATE_DICT_WAITERS_MAX);
 	if (e || has_news(sd, after)) {
@@ -172,14 +191,104 @@ void state_dict_follow(struct state_dicts *s, const struct principal *who, struc
 	loop_timer_start(s->parts.loop, wait_ms, on_wait_over, w, &w->timer);
 }
 
+void state_dict_follow(struct state_dicts *s, const struct principal *who, struct str name, int64_t after, int64_t wait_ms, done_fn fn,
+		       void *user)
+{
+	struct state_dict *sd = NULL;
+	enum err e = state_dict_find(s, who, name, &sd);
+
+	if (!e && !state_dict_subscribes(sd))
+		e = ERR(STATE_CONFLICT, "state dict \"%s\" subscribes to nothing: there is no version to wait for", sd->name);
+	follow(sd, e, after, wait_ms, fn, user, s);
+}
+
+static FALLIBLE enum err find_publication(struct state_dicts *s, const struct principal *who, struct str name, struct state_dict **out)
+{
+	TRY(state_dict_find_to_read(s, who, name, out));
+	return state_dict_publishes(*out) ? OK : ERR(NOT_FOUND, "state dict \"%s\" publishes nothing", (*out)->name);
+}
+
+void state_dict_await_version(struct state_dicts *s, const struct principal *who, struct str name, int64_t after, int64_t wait_ms,
+			      done_fn fn, void *user)
+{
+	struct state_dict *sd = NULL;
+	enum err e = find_publication(s, who, name, &sd);
+
+	follow(sd, e, after, wait_ms, fn, user, s);
+}
+
+/* ---- subscribers on other nodes ---- */
+
+/* Drops those that were not heard of for so long, and counts the others. */
+static uint32_t drop_silent(struct state_dict_feed *f)
+{
+	uint32_t count = 0;
+
+	list_each(g, f->guests) {
+		count++;
+		if (clock_mono_ms() - g->seen_ms < GUEST_MS)
+			continue;
+		list_remove(&f->guests, g);
+		mem_free(g);
+		count--;
+	}
+	return count;
+}
+
+FALLIBLE enum err state_dict_note_guest(struct state_dicts *s, const struct principal *who, struct str name,
+					const struct state_dict_guest *guest)
+{
+	struct state_dict *sd;
+
+	TRY(find_publication(s, who, name, &sd));
+	uint32_t count = drop_silent(sd->feed);
+	struct state_dict_guest *g = sd->feed->guests;
+	while (g && (strcmp(g->name, guest->name) != 0 || strcmp(g->node, guest->node) != 0))
+		g = g->next;
+	if (!g && count == GUESTS_MAX)
+		return ERR(BUSY, "%d subscribers of other nodes are known", GUESTS_MAX);
+	if (!g) {
+		g = mem_zalloc(1, sizeof *g);
+		NEED(g, "cannot note a subscriber");
+		g->next = sd->feed->guests;
+		sd->feed->guests = g;
+	}
+	struct state_dict_guest *next = g->next;
+	*g = *guest;
+	g->next = next;
+	g->seen_ms = clock_mono_ms();
+	return OK;
+}
+
+void state_dict_put_guests(struct state_dict *pub, const char *comma, struct buf *out)
+{
+	int64_t newest = state_dict_newest(pub);
+	const struct feed_version *v = version_of(pub, newest);
+
+	(void)drop_silent(pub->feed);
+	for (const struct state_dict_guest *g = pub->feed->guests; g; g = g->next, comma = ",") {
+		char applied[24] = "null", published[24] = "null";
+		if (g->applied >= 0)
+			snprintf(applied, sizeof applied, "%jd", (intmax_t)g->applied);
+		if (newest >= 0)
+			snprintf(published, sizeof published, "%jd", (intmax_t)newest);
+		buf_puts(out, comma);
+		buf_json_member(out, "{\"name\":", str_of(g->name));
+		buf_json_member(out, ",\"node\":", str_of(g->node));
+		buf_json_member(out, ",\"subscribe\":{\"publication\":", str_of(pub->name));
+		buf_printf(out, "},\"world_size\":%jd,\"generation\":%s,\"subscription\":{\"applied\":%s,\"published\":%s,\"lag_s\":%.3f}}",
+			   (intmax_t)g->world_size, applied, applied, published,
+			   v && g->applied < newest ? (double)(clock_mono_ms() - v->at_ms) / 1000 : 0);
+	}
+}
+
 /* ---- as the API shows them ---- */
 
 /* For how long it has lacked the newest version, in seconds. A version that an earlier run of the daemon saw counts from nothing. */
 static double lag_of(const struct state_dict *sd)
 {
-	const struct state_dict *pub = state_dict_publication_of(sd);
-	int64_t newest = pub ? state_dict_newest(pub) : -1;
-	const struct feed_version *v = newest > sd->feed->applied ? version_of(pub, newest) : NULL;
+	int64_t newest = state_dict_published(sd);
+	const struct feed_version *v = newest > sd->feed->applied ? published_version(sd, newest) : NULL;
 
 	return v ? (double)(clock_mono_ms() - v->at_ms) / 1000 : 0;
 }
@@ -201,8 +310,7 @@ uint32_t state_dict_subscribers(const struct state_dicts *s, double *lag_out)
 static void put_subscription(const struct state_dict *sd, struct buf *out)
 {
 	const struct state_dict_feed *f = sd->feed;
-	const struct state_dict *pub = state_dict_publication_of(sd);
-	int64_t newest = pub ? state_dict_newest(pub) : -1;
+	int64_t newest = state_dict_published(sd);
 	CLEANUP(mem_free_ptr) char *problem = jtext_of(f->problem);
 
 	buf_printf(out, ",\"subscription\":{\"applied\":");

@@ -29,6 +29,7 @@ struct state_dict_reading {
 	uint32_t readers;              /* who holds it, a look-up too */
 	bool lingers;                  /* a node reads */
 	struct loop_timer *linger;
+	bool gave_way;                 /* to a publisher: `use` is gone, and only what is being sent still comes */
 	char etag[STATE_DICT_ETAG_MAX];
 	struct waiter *waiters;        /* for the digests, which a worker computes */
 	int digests_fd;                /* -1: nobody has asked */
@@ -76,7 +77,7 @@ void state_dict_read_end(struct state_dict_reading **reading)
 	*reading = NULL;
 	if (!g || --g->readers)
 		return;
-	if (g->lingers)
+	if (g->lingers && !g->gave_way)
 		loop_timer_start(g->all->parts.loop, LINGER_MS, on_lingered, g, &g->linger);
 	else
 		reading_free(g);
@@ -86,7 +87,7 @@ void state_dict_read_end(struct state_dict_reading **reading)
 static FALLIBLE enum err take_reading(struct state_dicts *s, struct state_dict_use *use, struct state_dict_reading **out)
 {
 	for (struct state_dict_reading *g = s->readings; g; g = g->next) {
-		if (g->use->owner != use->owner || g->use->generation != use->generation)
+		if (g->gave_way || g->use->owner != use->owner || g->use->generation != use->generation)
 			continue;
 		state_dict_unuse(&use);
 		if (g->readers >= READERS_MAX)
@@ -127,7 +128,7 @@ void state_dict_read_over(const struct state_dict_use *use)
 {
 	for (struct state_dict_reading *g = use->owner->all->readings, *next; g; g = next) {
 		next = g->next;
-		if (g->use->owner == use->owner && g->use->generation == use->generation && g->readers == 0)
+		if (!g->gave_way && g->use->owner == use->owner && g->use->generation == use->generation && g->readers == 0)
 			reading_free(g);
 	}
 }
@@ -144,6 +145,52 @@ FALLIBLE enum err state_dict_read_image(const struct state_dict_reading *g, int6
 		return ERR_SYS(SYSTEM, "cannot read an image");
 	*out = (struct state_dict_image){ .fd = fd, .bytes = k->image_bytes, .generation = use->generation, .etag = g->etag };
 	return OK;
+}
+
+/* ---- a publisher waits for a slot ---- */
+
+/* Ends the hold. Answers under way send out of descriptors of the segments: these are unlinked, and the slots get others. */
+static void give_way(struct state_dict_reading *g)
+{
+	struct state_dict *sd = g->use->owner;
+
+	for (uint32_t r = 0; g->readers && r < g->use->world_size; r++)
+		state_dict_drop_segment(sd, state_dict_slot(sd, r, g->use->ranks[r].slot));
+	g->gave_way = true;
+	if (g->readers)
+		state_dict_unuse(&g->use);
+	else
+		reading_free(g);
+}
+
+/* Is this reading all that holds its version? A job that reads it, too, ends soon. */
+static bool holds_alone(const struct state_dict_reading *g)
+{
+	for (uint32_t r = 0; r < g->use->world_size; r++)
+		if (state_dict_slot(g->use->owner, r, g->use->ranks[r].slot)->uses != 1)
+			return false;
+	return true;
+}
+
+static void yield_now(void *user, enum err)
+{
+	struct state_dict *sd = user;
+	int64_t newest = state_dict_newest(sd);
+
+	sd->feed->yields = false;
+	list_each(g, sd->all->readings)
+		if (!sd->dead && !g->gave_way && g->use->owner == sd && g->use->generation < newest && !g->waiters && holds_alone(g))
+			give_way(g);
+	state_dict_unref(sd);
+}
+
+void state_dict_readings_yield(struct state_dict *sd)
+{
+	if (sd->feed->yields)
+		return;
+	sd->feed->yields = true;
+	sd->refs++;
+	loop_later(sd->all->parts.loop, yield_now, sd, OK);
 }
 
 /* ---- digests ---- */

@@ -65,6 +65,7 @@ struct state_dict_feed {
 	bool publishes;             /* else it subscribes */
 	json_t *role;               /* {"publish":{…}} or {"subscribe":{…}}, as it was asked for */
 	const char *publication;    /* that it subscribes to; in `role` */
+	const char *node;           /* … of another node; NULL: of this one */
 	struct feed_version versions[FEED_VERSIONS];
 	uint32_t version_count;
 	/* of a subscriber: */
@@ -76,6 +77,16 @@ struct state_dict_feed {
 	int64_t failed_generation;  /* of the publication, whose update failed; -1: the last one did not */
 	json_t *problem;            /* … and why */
 	uint64_t updates, changed_bytes, kept_bytes;   /* how many succeeded; of the last one */
+	/* of a subscriber to another node's publication (state_dict_remote.c): */
+	int64_t published;          /* the newest version there; -1: none that is known */
+	int64_t told;               /* `applied`, as that node knows it */
+	int64_t silent_ms;          /* monotone clock: that node has not answered since; 0: it does */
+	int64_t ask_ms;             /* monotone clock: it is not asked before */
+	bool asks, tells;           /* a request is under way: for the next version, with `applied` alone */
+	bool away;                  /* `problem` is that the node does not answer */
+	/* of a publication: */
+	struct state_dict_guest *guests;
+	bool yields;                /* its slots are about to be taken from readers of older versions */
 };
 
 struct slot_waiter;
@@ -133,6 +144,7 @@ struct state_dicts {
 	uint32_t waiting;               /* requests that wait: for a slot, or for a generation */
 	uint32_t subscribers;
 	struct feed_waiter *followers;
+	void (*yield)(struct state_dict *sd);   /* state_dict_readings_yield */
 	struct events_listener *listener;
 	struct seg_maker *maker;
 	struct state_dict_reading *readings;
@@ -216,6 +228,12 @@ void state_dict_ask_use(struct state_dicts *s, const struct state_dict_use *use,
 
 /* ---- state_dict_image.c ---- */
 void state_dict_readings_free(struct state_dicts *s);
+/* A publisher waits for a slot: soon, its readers on other nodes let go of versions that are not the newest. */
+void state_dict_readings_yield(struct state_dict *sd);
+
+/* ---- state_dict_update.c, state_dict_remote.c ---- */
+void state_dict_update_failed(struct state_dict *sd, json_t *problem, int64_t generation);      /* takes `problem` */
+void state_dict_remote_look(struct server *s, struct state_dict *sd);  /* asks and tells the publication's node what is due */
 
 /* ---- state_dict_await.c ---- */
 void state_dict_await_look(struct state_dict *sd);               /* something has happened to its slots or leases */
@@ -266,6 +284,9 @@ bool state_dict_subscribes(const struct state_dict *sd);
 void state_dict_feed_complete(struct state_dict *sd, int64_t generation);      /* all ranks have sealed it */
 int64_t state_dict_feed_taken(const struct state_dict *sd);      /* the oldest version that a rank uses; -1: of some rank it is not known */
 struct state_dict *state_dict_publication_of(const struct state_dict *subscriber);     /* NULL: there is none now */
+int64_t state_dict_published(const struct state_dict *subscriber);      /* the newest version of its publication; -1: none is known */
+void state_dict_learn(struct state_dict *subscriber, int64_t generation);       /* … of another node's, which has just said so */
+void state_dict_put_guests(struct state_dict *pub, const char *comma, struct buf *out);
 void state_dict_feed_look(struct state_dicts *s);                /* answers those who wait for what has come */
 void state_dict_feed_end(struct state_dicts *s);                 /* answers all */
 void state_dict_feed_put(const struct state_dict *sd, struct buf *out);

@@ -1,5 +1,6 @@
 /* state_dict_role.c: what makes a state dict a publication or a subscriber, and who may read it. state_dict_feed.c is what follows from
  * that. */
+#include "base/list.h"
 #include "base/mem.h"
 #include "server/state_dict_impl.h"
 
@@ -14,7 +15,8 @@ FALLIBLE enum err state_dict_feed_new(struct state_dict *sd, const json_t *role)
 	NEED(f && f->role && f->taken, "cannot keep a publication");
 	f->publishes = json_object_get(f->role, "publish") != NULL;
 	f->publication = json_string_value(json_object_get(json_object_get(f->role, "subscribe"), "publication"));
-	f->failed_generation = f->applied = -1;
+	f->node = json_string_value(json_object_get(json_object_get(f->role, "subscribe"), "node"));
+	f->failed_generation = f->applied = f->published = f->told = -1;
 	for (uint32_t r = 0; r < sd->world_size; r++)
 		f->taken[r] = -1;
 	if (!f->publishes && !f->publication)
@@ -32,6 +34,8 @@ void state_dict_feed_free(struct state_dict *sd)
 	sd->all->subscribers -= f->publication != NULL;
 	json_decref(f->problem);
 	json_decref(f->role);
+	list_each(g, f->guests)
+		mem_free(g);
 	mem_free(f->taken);
 	mem_free(f);
 	sd->feed = NULL;

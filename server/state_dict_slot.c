@@ -121,6 +121,8 @@ static bool try_reserve(struct slot_waiter *w)
 		sl = pick(sd, w->rank, w->bytes);
 	if (!sl && state_dict_publishes(sd))
 		drop_unfinished(sd, w->rank, w->generation);
+	if (!sl && state_dict_publishes(sd))
+		sd->all->yield(sd);
 	if (!sl)
 		return false;
 	w->slot = sl;

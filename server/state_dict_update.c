@@ -1,4 +1,5 @@
-/* state_dict_update.c: subscribers are brought to their publication's newest version, one job each: a redistribute with `delta`.
+/* state_dict_update.c: subscribers are brought to their publication's newest version, one job each: a redistribute with `delta`, or a load
+ * with `delta` if the publication is another node's (state_dict_remote.c).
  *
  * There is no queue of versions: whenever something has happened to a state dict or a job, each subscriber that is idle, and whose
  * ranks have all taken what they have, is compared with its publication. So one that is slow skips to the newest, and one that comes
@@ -20,20 +21,37 @@
 
 enum { TICK_MS = 1000, RETRY_MS = 1000 };
 
-json_t *state_dict_update_request(const char *publication, const char *subscriber, json_int_t world_size, const json_t *layout)
+/* Of a publication on another node: the version is named, because by the time of a retry it may be gone. */
+static json_t *request_from_node(const json_t *subscribe, const char *subscriber, json_int_t world_size, int64_t generation, json_t *layout)
 {
+	const char *publication = json_string_value(json_object_get(subscribe, "publication"));
+
+	return json_pack("{s:s, s:{s:s, s:O, s:I}, s:{s:s, s:I, s:o}, s:b, s:{s:i}, s:{s:s, s:s}}", "kind", "load", "source", "state_dict",
+			 publication, "node", json_object_get(subscribe, "node"), "generation", (json_int_t)generation, "target",
+			 "state_dict", subscriber, "world_size", world_size, "layout", layout, "delta", 1, "options", "retries", 0,
+			 "labels", "publication", publication, "subscriber", subscriber);
+}
+
+json_t *state_dict_update_request(const json_t *subscribe, const char *subscriber, json_int_t world_size, int64_t generation)
+{
+	const char *publication = json_string_value(json_object_get(subscribe, "publication"));
+	const json_t *rules = json_object_get(subscribe, "layout");
+	json_t *layout = rules ? json_deep_copy(rules) : json_array();
+
+	if (json_object_get(subscribe, "node"))
+		return request_from_node(subscribe, subscriber, world_size, generation, layout);
 	return json_pack("{s:s, s:{s:s}, s:{s:s, s:I}, s:o, s:b, s:b, s:{s:s, s:s}}", "kind", "redistribute", "source", "state_dict",
-			 publication, "target", "state_dict", subscriber, "world_size", world_size, "layout",
-			 layout ? json_deep_copy(layout) : json_array(), "delta", 1, "type_check", 0, "labels", "publication", publication,
-			 "subscriber", subscriber);
+			 publication, "target", "state_dict", subscriber, "world_size", world_size, "layout", layout, "delta", 1,
+			 "type_check", 0, "labels", "publication", publication, "subscriber", subscriber);
 }
 
 /* ---- one update ---- */
 
-static void note_problem(struct state_dict *sd, json_t *problem, int64_t generation)
+void state_dict_update_failed(struct state_dict *sd, json_t *problem, int64_t generation)
 {
 	struct state_dict_feed *f = sd->feed;
 
+	f->away = false;
 	json_decref(f->problem);
 	f->problem = problem;
 	f->failed_generation = generation;
@@ -55,8 +73,9 @@ static void on_asked(void *user, enum err e, const char *id, bool)
 	f->retry_ms = clock_service_ms() + RETRY_MS;
 	if (!e)
 		snprintf(f->job, sizeof f->job, "%s", id);
-	else if (e != ERR_TARGET_BUSY && e != ERR_NOT_SEALED && e != ERR_DRAINING && !a->sd->dead) /* else it comes by itself */
-		note_problem(a->sd, errdoc_sure(e), a->generation);
+	else if (e != ERR_TARGET_BUSY && e != ERR_NOT_SEALED && e != ERR_DRAINING && e != ERR_CLUSTER_UNAVAILABLE &&
+		 !a->sd->dead) /* else it comes by itself */
+		state_dict_update_failed(a->sd, errdoc_sure(e), a->generation);
 	state_dict_unref(a->sd);
 	mem_free(a);
 }
@@ -64,14 +83,13 @@ static void on_asked(void *user, enum err e, const char *id, bool)
 static void ask(struct server *s, struct state_dict *sd, int64_t generation)
 {
 	const json_t *wish = json_object_get(sd->feed->role, "subscribe");
-	CLEANUP(json_decrefp) json_t *doc = state_dict_update_request(sd->feed->publication, sd->name, sd->world_size,
-								     json_object_get(wish, "layout"));
+	CLEANUP(json_decrefp) json_t *doc = state_dict_update_request(wish, sd->name, sd->world_size, generation);
 	CLEANUP(spec_free) struct spec spec = { 0 };
-	struct job_request rq = { .kind = JOB_REDISTRIBUTE, .spec = doc, .who = { .uid = sd->uid } };
+	struct job_request rq = { .kind = sd->feed->node ? JOB_LOAD : JOB_REDISTRIBUTE, .spec = doc, .who = { .uid = sd->uid } };
 	enum err e = doc ? spec_read(doc, &spec) : ERR(NO_MEMORY, "cannot ask for an update");
 
 	if (e) {
-		note_problem(sd, errdoc_sure(e), generation);
+		state_dict_update_failed(sd, errdoc_sure(e), generation);
 		return;
 	}
 	struct asked *a = mem_sure(sizeof *a);
@@ -90,15 +108,15 @@ static void look(struct server *s, struct state_dict *sd, int64_t now)
 	if (f->asking || f->job[0] || now < f->retry_ms || sd->orphaned_ms || sd->hidden)
 		return;
 	const struct state_dict *pub = state_dict_publication_of(sd);
-	int64_t newest = pub ? state_dict_newest(pub) : -1;
+	int64_t newest = state_dict_published(sd);
 	if (newest <= mine || (mine >= 0 && state_dict_feed_taken(sd) < mine))
 		return;
 	if (newest == f->failed_generation && !json_is_true(json_object_get(f->problem, "retryable")))
 		return;
-	if (!state_dict_may_read(&who, pub)) {
+	if (pub && !state_dict_may_read(&who, pub)) {
 		enum err e = ERR(FORBIDDEN, "state dict \"%s\" belongs to uid %u, which has not named uid %u among its readers", pub->name,
 				 pub->uid, sd->uid);
-		note_problem(sd, errdoc_sure(e), newest);
+		state_dict_update_failed(sd, errdoc_sure(e), newest);
 		return;
 	}
 	ask(s, sd, newest);
@@ -115,8 +133,11 @@ static void look_at_all(void *user)
 	if (!all->subscribers || s->draining)
 		return;
 	map_each(&all->table, sd) {
-		if (state_dict_subscribes(sd))
-			look(s, sd, now);
+		if (!state_dict_subscribes(sd))
+			continue;
+		if (sd->feed->node)
+			state_dict_remote_look(s, sd);
+		look(s, sd, now);
 	}
 }
 
@@ -132,7 +153,7 @@ void state_dict_update_ended(struct server *s, const struct state_dict_updated *
 	if (!u->succeeded) {
 		json_t *why = u->error ? json_deep_copy(u->error) : json_pack("{s:s, s:s}", "code", "job_cancelled", "detail",
 									      "the update was cancelled");
-		note_problem(sd, why, u->generation);
+		state_dict_update_failed(sd, why, u->generation);
 		return;
 	}
 	json_decref(f->problem);
@@ -153,7 +174,7 @@ FALLIBLE enum err state_dict_updates_start(struct server *s)
 
 /* ---- as the API shows them ---- */
 
-static void put_subscribers(const struct state_dicts *all, const struct state_dict *pub, struct buf *out)
+static void put_subscribers(const struct state_dicts *all, struct state_dict *pub, struct buf *out)
 {
 	const char *comma = "";
 	struct state_dict *sd;
@@ -167,6 +188,7 @@ static void put_subscribers(const struct state_dicts *all, const struct state_di
 		buf_puts(out, "}");
 		comma = ",";
 	}
+	state_dict_put_guests(pub, comma, out);
 	buf_puts(out, "]}");
 }
 

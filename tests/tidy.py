@@ -110,7 +110,7 @@ ORDER = {
         flusher neighbours
         sweep
         policy_records policy policy_run
-        storage_care trash_care state_dict_orphan state_dict_update
+        storage_care trash_care state_dict_orphan state_dict_update state_dict_remote
         gauges doctor_report
         server
         main""",

@@ -157,8 +157,8 @@ PYTHON_NAMES = {"on_divergence", "files_per_rank", "overwrite", "format", "pace"
 NOT_IN_PYTHON = {
     "save": {"include", "exclude", "rename", "dtype", "dedup", "flatten_state_dict", "retries", "beside", "in_place", "sync_files", "hosts",
              "parts", "await_seal", "ring", "timeout_s", "generation", "alias"},
-    "load": {"include", "exclude", "rename", "dtype", "retries", "pace", "cache", "labels", "world_size", "layout", "lease_seconds",
-             "key", "model", "replica"},
+    "load": {"include", "exclude", "rename", "dtype", "delta", "retries", "pace", "cache", "labels", "world_size", "layout",
+             "lease_seconds", "key", "model", "replica"},
 }
 PYTHON_ONLY = {
     "save": {"state_dict", "checkpoint", "process_group", "no_dist", "step", "slots", "when_busy", "progress", "timeout", "client",

@@ -5,6 +5,7 @@
 #include "ops/convert_rules.h"
 #include "ops/apply.h"
 #include "ops/exact_load.h"
+#include "ops/load_delta.h"
 #include "ops/optim_load.h"
 #include "runner/build.h"
 #include "runner/gang_run.h"
@@ -27,7 +28,10 @@ struct load {
 	struct run_build build;
 	uint32_t *source_map, *segment_files;
 	uint32_t world_size;
-	const struct rank_segments *existing;  /* the target's; NULL: it is made */
+	const struct rank_segments *existing;  /* the target's, which are filled; NULL: segments are made */
+	const struct rank_segments *newest;    /* with `delta`: the target's newest generation; NULL: it has none */
+	struct load_delta delta;
+	struct sdict *rest;            /* with `delta`: of the target, what is loaded */
 	struct load_match match;
 	struct load_plan plan;
 	struct problems problems;
@@ -68,7 +72,7 @@ static FALLIBLE enum err cut(struct load *l)
 {
 	if (l->optimizer)
 		return cut_optimizer(l);
-	l->exact = exact_load_is(l->job, l->existing);
+	l->exact = !l->job->spec.delta && exact_load_is(l->job, l->existing);
 	if (l->exact) {
 		l->world_size = l->source.world_size;
 		return exact_load_plan(l->source.sd, l->world_size, l->arena, &l->target, &l->plan);
@@ -116,6 +120,12 @@ static FALLIBLE enum err add_segments(struct load *l)
 	return OK;
 }
 
+/* The part of the target that the run fills. */
+static const struct sdict *filled(const struct load *l)
+{
+	return l->rest ? l->rest : l->target;
+}
+
 /* The plan's JSON; a dry run's has the entries that do not fit too. */
 static FALLIBLE enum err plan_doc(const struct load *l, json_t *doc)
 {
@@ -125,7 +135,7 @@ static FALLIBLE enum err plan_doc(const struct load *l, json_t *doc)
 	TRY(convert_rules_table(&l->rules, &l->view, &table));
 	if (table)
 		json_object_set_new(doc, "transform", table);
-	TRY(plan_figures_make(l->view.sd, l->target, &l->plan, &f));
+	TRY(plan_figures_make(l->view.sd, filled(l), &l->plan, &f));
 	TRY(plan_doc_files(doc, &l->build, input_kind(&l->source) == RUN_SRC_ITEM ? RUN_FILE_SOURCE : RUN_FILE_SEGMENT));
 	return plan_doc_figures(doc, l->job, &l->build, &f,
 				plan_sdict_bytes(l->source.sd) + plan_sdict_bytes(l->stored.sd) + plan_sdict_bytes(l->target));
@@ -150,7 +160,7 @@ static FALLIBLE enum err build(struct load *l)
 	TRY(convert_rules_sources(&l->rules, &l->build, first, &first_view));
 	if (l->rules.c.count)
 		return build_fill_views(&l->build, l->target, l->segment_files, first_view, &l->plan);
-	return build_fill(&l->build, l->target, l->segment_files, l->view.sd, first, &l->plan);
+	return build_fill(&l->build, filled(l), l->segment_files, l->view.sd, first, &l->plan);
 }
 
 static FALLIBLE enum err execute(struct load *l)
@@ -162,6 +172,8 @@ static FALLIBLE enum err execute(struct load *l)
 	e = e ?: gang_run_built(l->job, &l->build, "copy", plan, &run);
 	json_decref(plan);
 	TRY(e);
+	if (l->rest)
+		TRY(load_delta_end(l->job, &l->delta));
 	json_object_set_new(r, "bytes", json_integer((json_int_t)run_bytes_total(&run)));
 	gang_run_note(l->job, &run);
 	json_object_set_new(r, "bytes_from_memory", json_integer((json_int_t)atomic_load(&run.head->memory_bytes)));
@@ -181,6 +193,35 @@ static FALLIBLE enum err dry_run(struct load *l)
 	return plan_doc(l, doc);
 }
 
+/* The images of a target that is there, or that is made. */
+static FALLIBLE enum err place(struct load *l)
+{
+	struct segments_form form = { .values_everywhere = true, .plain = l->optim.plan.plain, .outers = l->optim.plan.outers };
+	bool delta = l->job->spec.delta;
+
+	if (l->existing)
+		return l->job->dry_run ? OK : segments_set_values(l->job, l->existing, &l->source, l->view.sd);
+	if (l->exact)
+		return exact_load_headers(l->job, &l->source);
+	if (delta)
+		TRY(load_delta_size(l->target, l->world_size, &l->delta));
+	form.behind = l->delta.behind;
+	form.image_bytes = l->delta.image_bytes;
+	TRY(segments_make(l->job, &l->source, l->optimizer ? l->target : l->view.sd, l->target, l->world_size,
+			  l->optimizer || delta ? &form : NULL));
+	if (!delta || l->job->dry_run)
+		return OK;
+	return load_delta_begin(l->job, &l->source, l->view.sd, l->newest, l->arena, &l->delta, &l->rest, &l->plan);
+}
+
+/* With `delta` a target that is there gets a new generation. */
+static void find_target(struct load *l)
+{
+	const struct rank_segments *there = job_state_dict(l->job, &l->job->spec.target);
+
+	*(l->job->spec.delta ? &l->newest : &l->existing) = there;
+}
+
 static FALLIBLE enum err load(struct load *l)
 {
 	l->job->result = json_object();
@@ -188,7 +229,7 @@ static FALLIBLE enum err load(struct load *l)
 	NEED(l->job->result && l->arena, "no memory for a plan");
 	l->problems.arena = l->arena;
 	l->optimizer = l->job->spec.optimizer_key.n > 0;
-	l->existing = job_state_dict(l->job, &l->job->spec.target);
+	find_target(l);
 	TRY(job_state(l->job, "planning", "metadata", NULL, 0));
 	TRY(input_open(l->job, apply_source(l->job), &l->source));
 	TRY(input_undo_transforms(l->job, &l->source, false));
@@ -205,14 +246,7 @@ static FALLIBLE enum err load(struct load *l)
 	TRY(report(l));
 	if (!l->job->dry_run)
 		TRY(problems_raise(&l->problems));
-	struct segments_form form = { true, l->optim.plan.plain, l->optim.plan.outers };
-	if (l->existing && !l->job->dry_run)
-		TRY(segments_set_values(l->job, l->existing, &l->source, l->view.sd));
-	else if (l->exact)
-		TRY(exact_load_headers(l->job, &l->source));
-	else if (!l->existing)
-		TRY(segments_make(l->job, &l->source, l->optimizer ? l->target : l->view.sd, l->target, l->world_size,
-				  l->optimizer ? &form : NULL));
+	TRY(place(l));
 	TRY(build(l));
 	return l->job->dry_run ? dry_run(l) : execute(l);
 }
@@ -226,6 +260,8 @@ enum err load_job(struct job *j)
 	memory_close(&l.memory);
 	mem_free(l.source_map);
 	mem_free(l.segment_files);
+	load_delta_free(&l.delta);
+	sdict_free(l.rest);
 	sdict_free(l.target);
 	problems_free(&l.problems);
 	arena_free(l.arena);

@@ -6,7 +6,7 @@
 #include "format/jscan.h"
 #include "os/fs.h"
 
-enum { HEADER_MAX = SFT_HEADER_MAX + 8192, VALUES_MAX = 2 * HEADER_MAX };
+enum { PAGE = 4096, HEADER_MAX = SFT_HEADER_MAX + 8192, VALUES_MAX = 2 * HEADER_MAX };
 #define ALL_HEADERS_MAX (UINT64_C(1) << 30)
 
 struct headers {
@@ -112,6 +112,21 @@ enum err segments_put_headers(struct job *j, const struct buf *headers)
 	return OK;
 }
 
+/* Asks for segments as large as the images and what lies behind them. */
+static FALLIBLE enum err ask_for(struct job *j, const struct headers *h)
+{
+	CLEANUP(mem_free_ptr) uint64_t *bytes = NULL;
+
+	if (!h->form.behind)
+		return segments_ask(j, h->world_size, h->image_bytes, NULL);
+	bytes = mem_zalloc(h->world_size, sizeof *bytes);
+	NEED(bytes, "no memory for %u ranks", h->world_size);
+	memcpy(h->form.image_bytes, h->image_bytes, h->world_size * sizeof *h->image_bytes);
+	for (uint32_t r = 0; r < h->world_size; r++)
+		TRY(num_add((h->image_bytes[r] + PAGE - 1) / PAGE * PAGE, h->form.behind[r], &bytes[r]));
+	return segments_ask(j, h->world_size, h->image_bytes, bytes);
+}
+
 enum err segments_make(struct job *j, const struct input *source, const struct sdict *view, struct sdict *target,
 		       uint32_t world_size, const struct segments_form *form)
 {
@@ -121,7 +136,7 @@ enum err segments_make(struct job *j, const struct input *source, const struct s
 		h.form = *form;
 	enum err e = h.arena ? read_values(source, view, &h) : ERR(NO_MEMORY, "no memory for images");
 	e = e ?: lay_out(&h, target);
-	e = e ?: segments_ask(j, world_size, h.image_bytes, NULL);
+	e = e ?: ask_for(j, &h);
 	e = e ?: segments_put_headers(j, h.bufs);
 	for (uint32_t r = 0; h.bufs && r < world_size; r++)
 		buf_free(&h.bufs[r]);

@@ -7,6 +7,8 @@ struct segments_form {
 	bool values_everywhere;        /* not only on rank 0 */
 	const bool *plain;             /* as in image_more; NULL: what is whole is plain */
 	const struct sd_outer *const *outers;
+	const uint64_t *behind;        /* per rank: bytes that the segment has behind the pages of its image; NULL: none, and */
+	uint64_t *image_bytes;         /* … filled in: of its image */
 };
 /* Lays out every rank's image (sets the target's locs), asks the coordinator for segments and writes the headers. A dry run only lays out;
  * j->result gets "segment_bytes". form NULL: as if all were zero. */

@@ -417,6 +417,20 @@ static FALLIBLE enum err check_apply(const struct jval *doc, const struct spec *
 	return OK;
 }
 
+/* A load with `delta` knows by the digests of another node's images what has changed. */
+static FALLIBLE enum err check_delta_load(const struct jval *doc, const struct spec *s)
+{
+	struct jval v = jval_get(doc, "delta");
+
+	if (s->kind != JOB_LOAD || !s->delta)
+		return OK;
+	if (s->source.kind != REF_REMOTE)
+		return jval_fail(&v, ERR_VALIDATION_FAILED, "is for a source in the memory of another node: the source names no node");
+	if (s->optimizer_key.n || s->transform.count)
+		return jval_fail(&v, ERR_VALIDATION_FAILED, "goes neither with an optimizer nor with rules of conversion");
+	return OK;
+}
+
 static FALLIBLE enum err read_ref(const struct jval *doc, enum field_place place, unsigned kinds, struct ref *out, struct spec *s)
 {
 	struct jval v = jval_get(doc, field_place_key(place)), name = jval_get(&v, "name");
@@ -507,6 +521,7 @@ static FALLIBLE enum err read_all(const struct jval *root, struct spec *s)
 	TRY(check_blocks(root, s));
 	TRY(check_cut(root, s));
 	TRY(read_transform(root, s));
+	TRY(check_delta_load(root, s));
 	TRY(check_merge(root, s));
 	TRY(check_members(root, s));
 	return check_tolerances(root, s);

@@ -37,9 +37,10 @@ class Publication:
         goes away meanwhile is not waited for. Raises WaitTimeout."""
         wanted = self.version if version is None else version
         end = None if timeout is None else time.monotonic() + timeout
-        left = {s["name"] for s in self.subscribers()}
+        left = {(s.get("node"), s["name"]) for s in self.subscribers()}
         while True:
-            late = [s["name"] for s in self.subscribers() if s["name"] in left and (s["subscription"]["applied"] or -1) < wanted]
+            late = [s["name"] for s in self.subscribers()
+                    if (s.get("node"), s["name"]) in left and (s["subscription"]["applied"] or -1) < wanted]
             if not late:
                 return
             if end is not None and time.monotonic() > end:

@@ -151,18 +151,21 @@ class Subscription:
 
 
 class _Wish:
-    def __init__(self, publication: str, into: Any, strict: bool, as_numpy: bool, weights_only: bool, timeout: Optional[float],
-                 lease_seconds: int) -> None:
+    def __init__(self, publication: str, node: Optional[str], into: Any, strict: bool, as_numpy: bool, weights_only: bool,
+                 timeout: Optional[float], lease_seconds: int) -> None:
+        self.of = {"publication": publication, **({"node": node} if node is not None else {})}
         self.publication, self.into, self.strict, self.as_numpy = publication, into, strict, as_numpy
         self.weights_only, self.timeout, self.lease_seconds = weights_only, timeout, lease_seconds
 
 
-def subscribe(publication: str, *, into: Any = None, layout: Optional[Sequence[Mapping[str, Any]]] = None, rank: Optional[int] = None,
-              world_size: Optional[int] = None, name: Optional[str] = None, strict: bool = True, as_numpy: bool = False,
-              weights_only: bool = True, timeout: Optional[float] = None, process_group: Any = None, no_dist: bool = False,
-              lease_seconds: int = _session.LEASE_SECONDS, client: Optional[Client] = None) -> Subscription:
+def subscribe(publication: str, *, node: Optional[str] = None, into: Any = None, layout: Optional[Sequence[Mapping[str, Any]]] = None,
+              rank: Optional[int] = None, world_size: Optional[int] = None, name: Optional[str] = None, strict: bool = True,
+              as_numpy: bool = False, weights_only: bool = True, timeout: Optional[float] = None, process_group: Any = None,
+              no_dist: bool = False, lease_seconds: int = _session.LEASE_SECONDS, client: Optional[Client] = None) -> Subscription:
     """Versions of publication `publication`, from the newest one on, as an iterator of `Update`.
 
+    node: of the cluster, where the publication is; None: on this host. A node that dies ends the wait with `publisher_away`; a later
+    next() goes on when it is back.
     into: a state dict (nested mappings of torch tensors, DTensors, numpy arrays) whose tensors each update fills, at whatever layout,
     before it is handed out; None: views of shared memory, cut by `layout` (rules: [{"match": "*.w", "placements": ["Shard(0)"]}];
     what no rule speaks of comes whole). strict: keys of `into` that a version lacks are an error; False: they keep their value.
@@ -174,7 +177,7 @@ def subscribe(publication: str, *, into: Any = None, layout: Optional[Sequence[M
     rank, world = (g.rank, g.size) if world_size is None else (int(rank or 0), int(world_size))
     if world_size is not None and world > 1 and name is None:
         raise ValueError("world_size: the ranks find each other by the same name=")
-    o = _Wish(publication, into, strict, as_numpy, weights_only, timeout, lease_seconds)
+    o = _Wish(publication, node, into, strict, as_numpy, weights_only, timeout, lease_seconds)
     failure: Optional[BaseException] = None
     offer: Any = None
     try:
@@ -194,7 +197,7 @@ def subscribe(publication: str, *, into: Any = None, layout: Optional[Sequence[M
 def _make(c: Client, name: str, world: int, o: _Wish, layout: List[Dict[str, Any]]) -> None:
     try:
         c.state_dicts.create(name, world, 2, lease_seconds=o.lease_seconds, on_owner_death={"drop": True},
-                             subscribe={"publication": o.publication, "layout": layout})
+                             subscribe={**o.of, "layout": layout})
     except errors.DcpdError as e:
         if e.code != "state_dict_exists":
             raise

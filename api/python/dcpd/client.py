@@ -565,6 +565,12 @@ class Publications(_Resource):
     def get(self, name: str) -> Dict[str, Any]:
         return dict(self._t.request("GET", f"/v1/publications/{quote(name)}"))
 
+    def follow(self, name: str, after: Optional[int] = None, wait: float = 20.0) -> Dict[str, Any]:
+        """The record once there is a version newer than `after`, or after `wait` seconds."""
+        body = {} if after is None else {"after": after}
+        path = query(f"/v1/publications/{quote(name)}:follow", wait=f"{int(wait * 1000)}ms")
+        return dict(self._t.request("POST", path, body, timeout=self._t.timeout + wait))
+
 
 class Storages(_Resource):
     def list(self) -> List[Dict[str, Any]]:

@@ -1,0 +1,220 @@
+"""Subscribers on other nodes than their publication's: what comes over the network, in what layout, and what becomes of them when nodes die
+or are slow. On one host: test_publish.py."""
+import socket
+import struct
+
+import etcd  # noqa: F401
+import package
+import pytest
+from test_cluster import cluster, pair, server  # noqa: F401
+from test_publish import columns, f32, publish, put, record, take
+
+import dcpd as lib
+
+BLOCK = 4 << 20
+COLUMNS = [{"match": "w", "placements": ["Shard(1)"]}, {"match": "*", "placements": ["Replicate()"]}]
+
+
+def big(step, changed=(), height=3072, width=1024):
+    """One rank's image: w of 12 MiB, three blocks of digests; the first element of each block in `changed` is the step."""
+    w = bytearray(struct.pack("<f", 1.0) * (height * width))
+    for block in changed:
+        w[block * BLOCK : block * BLOCK + 4] = struct.pack("<f", float(step))
+    return [lib.image({"w": ("F32", [height, width], bytes(w))}, {"values": {"step": {"json": step}}})], bytes(w)
+
+
+def delta(d, pub, sub, **more):
+    return d.api.run("load", source={"state_dict": pub, "node": "a"}, target={"state_dict": sub, "world_size": 2, "layout": COLUMNS},
+                     delta=True, **more)["result"]
+
+
+def holds(d, sub, w, width=1024):
+    rows = [w[i : i + 4 * width] for i in range(0, len(w), 4 * width)]
+    for rank, image in enumerate(d.images(sub)):
+        assert image.entries["w"][2] == b"".join(r[rank * 2 * width : (rank + 1) * 2 * width] for r in rows)
+
+
+def test_only_blocks_that_changed_come_over_the_network(pair):
+    a, b = pair
+    pub, sub = lib.fresh("policy"), lib.fresh("serve")
+    a.create(pub, 1, 2, publish={})
+    images, w = big(1)
+    put(a, pub, images, 1)
+    first = delta(b, pub, sub)
+    assert (first["changed_bytes"], first["kept_bytes"], first["generation"]) == (3 * BLOCK, 0, 1) and first["unverified_bytes"] == 0
+    holds(b, sub, w)
+    images, w = big(2, [1])
+    put(a, pub, images, 2)
+    second = delta(b, pub, sub)
+    assert (second["changed_bytes"], second["kept_bytes"]) == (BLOCK, 2 * BLOCK) and second["read_bytes"] < 1.2 * BLOCK, second
+    holds(b, sub, w)
+    assert all(i.values["step"] == {"json": 2} for i in b.images(sub)), "values are on every rank"
+
+
+def follow(d, sub, pub, world=2, layout=COLUMNS, node="a", **more):
+    return d.create(sub, world, subscribe={"publication": pub, "node": node, "layout": layout}, **more)
+
+
+def arrives(d, sub, after, generation):
+    rec = record(d, sub, after)
+    assert rec["generation"] == generation, rec
+    for rank, image in enumerate(d.images(sub, generation)):
+        assert image.entries["w"][2] == columns(rank, len(rec["ranks"]), float(generation))
+        assert image.values["step"] == {"json": generation}
+    return rec
+
+
+class Stalled:
+    """A request for an image whose client stops reading after the head."""
+
+    def __init__(self, d, name, generation):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(60)
+        self.socket.connect(str(d.socket))
+        path = f"/v1/state-dicts/{name}/ranks/0/image?generation={generation}"
+        self.socket.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        self.got = b""
+        while b"\r\n\r\n" not in self.got:
+            self.got += self.socket.recv(100)
+
+    def rest(self, size):
+        head, body = self.got.split(b"\r\n\r\n", 1)
+        assert b" 200 " in head.split(b"\r\n")[0], head
+        while len(body) < size and (more := self.socket.recv(1 << 20)):
+            body += more
+        return body
+
+
+def test_versions_arrive_on_another_node_and_the_publisher_sees_who_has_them(pair):
+    a, b = pair
+    pub, sub = lib.fresh("policy"), lib.fresh("serve")
+    follow(b, sub, pub)
+    assert record(b, sub)["subscription"]["published"] is None, "the publication need not be there yet"
+    publish(a, pub, 1, create=True)
+    rec = arrives(b, sub, -1, 1)
+    assert rec["subscribe"]["node"] == "a" and rec["subscription"]["published"] == 1
+    publish(a, pub, 2)
+    publish(a, pub, 3)
+    assert record(b, sub)["generation"] == 1, "its ranks have not taken version 1: it keeps it"
+    take(b, sub, 1)
+    arrives(b, sub, 1, 3)  # version 2 is skipped
+    take(b, sub, 3)
+
+    def seen():
+        got = a.api.get(f"/v1/publications/{pub}").ok(200)["subscribers"]
+        return got and got[0]["subscription"]["applied"] == 3 and got[0]
+
+    guest = lib.wait_for(seen, 10, "the publisher knows that version 3 is in use")
+    assert (guest["name"], guest["node"], guest["world_size"], guest["subscription"]["lag_s"]) == (sub, "b", 2, 0)
+    shown = a.ctl("publications").stdout
+    assert sub in shown and pub in shown, shown
+    follow(b, late := lib.fresh("late"), pub, 1)
+    assert record(b, late, -1)["generation"] == 3, "who comes late begins at the newest"
+    job = b.api.get(f"/v1/jobs?filter=labels.subscriber={late}").ok(200)["jobs"][0]
+    assert job["kind"] == "load" and job["labels"] == {"publication": pub, "subscriber": late} and job["result"]["unverified_bytes"] == 0
+
+
+def test_what_a_subscriber_on_another_node_spoils_is_mended(pair):
+    """A piece is kept only if its bytes have the digest that they had."""
+    a, b = pair
+    pub, sub = lib.fresh("policy"), lib.fresh("serve")
+    publish(a, pub, 1, create=True)
+    follow(b, sub, pub)
+    record(b, sub, -1)
+    for step in (2, 3, 4):
+        segment = next(s for s in record(b, sub)["ranks"][0]["slots"] if s["state"] == "sealed" and s["generation"] == step - 1)
+        with open("/dev/shm" + segment["segment"], "r+b") as f:
+            f.seek(segment["image_bytes"] - 8)
+            f.write(b"\xff" * 8)
+        take(b, sub, step - 1)
+        publish(a, pub, step, w=1.0)
+        record(b, sub, step - 1)
+        for rank, image in enumerate(b.images(sub, step)):
+            assert image.entries["w"][2] == columns(rank, 2, 1.0) and image.entries["b"][2] == f32([0.0] * 4)
+
+
+def test_a_publishers_node_that_dies_ends_the_waits_of_its_subscribers(cluster):
+    a, b = cluster("a", "b", args=["--cluster-ttl", "2s"])
+    b.sees(a="joined", b="joined")
+    pub, sub = lib.fresh("policy"), lib.fresh("serve")
+    publish(a, pub, 1, create=True)
+    follow(b, sub, pub)
+    arrives(b, sub, -1, 1)
+    take(b, sub, 1)
+    a.kill()
+    b.api.post(f"/v1/state-dicts/{sub}/ranks/0:renew?wait=30s", {"taken": 1}).ok(200)
+    problem = record(b, sub)["subscription"]["problem"]
+    assert problem["code"] == "publisher_away" and not problem["retryable"] and pub in problem["detail"], problem
+    assert record(b, sub)["generation"] == 1, "it keeps what it has"
+    a.start()
+    lib.wait_for(lambda: "problem" not in record(b, sub)["subscription"], 20, "the node is back")
+    publish(a, pub, 2)
+    arrives(b, sub, 1, 2)
+
+
+def test_a_reader_that_is_slow_never_stalls_the_publisher(pair):
+    """A node that reads an old version holds none of the publisher's two slots once they are needed."""
+    a, b = pair
+    pub = lib.fresh("policy")
+    a.create(pub, 1, 2, publish={})
+    images, w = big(1)
+    put(a, pub, images, 1)
+    slow = Stalled(a, pub, 1)
+    with slow.socket:
+        for step in (2, 3, 4):
+            put(a, pub, big(step)[0], step)  # a reservation waits for 10 s at most
+        assert slow.rest(len(images[0])) == images[0], "what was being sent goes on to its end, as it was"
+    a.api.get(f"/v1/state-dicts/{pub}/ranks/0/image?generation=1").problem("not_sealed")
+
+
+REFUSED = [
+    ({"node": "nobody"}, "not_found", "/subscribe/node"),
+    ({"node": 7}, "validation_failed", "/subscribe/node"),
+    ({"node": "a", "layout": 3}, "validation_failed", "/subscribe/layout"),
+]
+
+
+@pytest.mark.parametrize("more, code, pointer", REFUSED)
+def test_refused(pair, more, code, pointer):
+    p = pair[1].api.post("/v1/state-dicts", {"name": lib.fresh(), "world_size": 1, "subscribe": {"publication": "p", **more}}).problem(code)
+    assert p["pointer"] == pointer
+
+
+def test_one_that_is_no_reader_is_told(pair):
+    a, b = pair
+    pub, sub = lib.fresh("policy"), lib.fresh("serve")
+    publish(a, pub, 1, create=True)
+    assert b.api.post("/v1/state-dicts", {"name": sub, "world_size": 1, "subscribe": {"publication": pub, "node": "b"}}).ok(201)
+    assert "node" not in record(b, sub)["subscribe"], "its own node is no other one"
+    other = a.api.post(f"/v1/publications/{pub}:follow?wait=100ms", {"after": 1}).ok(200)
+    assert other["generation"] == 1
+    a.api.post("/v1/publications/nothing:follow", {}).problem("not_found")
+    a.api.post(f"/v1/publications/{pub}:follow", {"subscriber": {"name": "x", "node": "b", "world_size": 0}}).problem("validation_failed")
+
+
+def test_the_package_serves_torch_tensors_of_another_node(pair):
+    torch = pytest.importorskip("torch")
+    a, b = pair
+    pub = lib.fresh("policy")
+    weights = lambda step: {"w": torch.arange(24.0).reshape(6, 4) + step, "half": torch.full((5,), float(step)).bfloat16(), "step": step}
+    mine = {"w": torch.zeros(6, 4, dtype=torch.float64), "half": torch.zeros(5, dtype=torch.bfloat16), "step": 0}
+    with package.daemon(f"unix://{a.socket}") as dcpd, dcpd.connect(f"unix://{b.socket}") as far:
+        made = dcpd.publish(weights(1), pub, version=1)
+        rows = [{"match": "w", "mesh": [2], "placements": ["Shard(0)"]}]
+        with dcpd.subscribe(pub, node="a", into=mine, timeout=60, client=far) as filled, \
+             dcpd.subscribe(pub, node="a", layout=rows, name=f"{pub}.half", world_size=2, rank=1, timeout=60, client=far) as part:
+            far.state_dicts.renew(f"{pub}.half", 0)
+            for step in (1, 2):
+                if step > 1:
+                    made = dcpd.publish(weights(2), pub, version=2)
+                update = next(filled)
+                far.state_dicts.renew(f"{pub}.half", 0, taken=step - 1 or None)
+                assert update.version == step and torch.equal(mine["w"], weights(step)["w"].double()) and mine["step"] == step
+                assert torch.equal(mine["half"], weights(step)["half"])
+                half = next(part)
+                assert torch.equal(half["w"], weights(step)["w"][3:]) and torch.equal(half["half"], weights(step)["half"])
+                far.state_dicts.renew(f"{pub}.half", 0, taken=step)
+            made.wait(60)
+            assert {(s["node"], s["subscription"]["applied"]) for s in made.subscribers()} == {("b", 2)}
+            assert made.client.publications.follow(pub, after=1)["generation"] == 2
+        made.delete()
