@@ -175,7 +175,7 @@ static bool refill(struct stream *s)
 
 	s->text.len = 0;
 	s->text.failed = OK;
-	s->polled += s->sent;
+	s->polled += s->polls ? s->sent : 0;
 	s->sent = 0;
 	if (s->ending)
 		return false;
