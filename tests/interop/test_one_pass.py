@@ -86,6 +86,33 @@ def test_rules_a_merge_and_a_diff_read_once(d, sources, state):
         assert 2 * BYTES <= done["read_bytes"] <= 2.06 * BYTES and done["verified_bytes"] >= 2 * BYTES, name
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_load_with_rules_reads_once(d, sources, rows):
+    """Replicas, which take elements twice, and a part of the rows are read to be compared, too."""
+    layout = [{"match": "*", "mesh": [rows], "placements": ["Shard(0)"]}]
+    replicas = [{"match": "*", "mesh": [2], "placements": ["Replicate()"]}]
+    for name in ("pytorch", "rows", "safetensors"):
+        target = {"state_dict": lib.fresh(), "world_size": rows, "layout": layout}
+        request = {"kind": "load", "source": sources[name], "target": target, "transform": SPLIT[:1]}
+        plan = d.api.post("/v1/jobs?dry_run=true", request).ok(200)
+        done = d.api.run("load", source=sources[name], target=target, transform=SPLIT)["result"]
+        assert BYTES <= done["read_bytes"] <= 1.03 * BYTES and done["verified_bytes"] >= BYTES, name
+        assert done["unverified_bytes"] <= 4096 * (name == "pytorch"), name  # its .metadata
+        assert BYTES <= plan["read_bytes"] <= 1.03 * BYTES, name
+        assert not d.api.run("diff", a=split(d, sources[name]), b={"state_dict": target["state_dict"]})["result"]["differences"], name
+        d.drop(target["state_dict"])
+        twice = {"state_dict": lib.fresh(), "world_size": 2, "layout": replicas}
+        done = d.api.run("load", source=sources[name], target=twice, transform=SPLIT)["result"]
+        assert done["verified_bytes"] >= BYTES and done["unverified_bytes"] <= 4096 * (name == "pytorch"), name
+        d.drop(twice["state_dict"])
+
+
+def split(d, source):
+    to = ref(lib.fresh())
+    d.api.run("reshard", source=source, target=to, transform=SPLIT)
+    return to
+
+
 def test_what_does_not_add_up_is_compared_all_the_same(d, sources, state):
     """A part of the rows is not what a digest is of: all of it is read, and compared."""
     for name in ("pytorch", "rows", "safetensors"):
@@ -124,17 +151,18 @@ def data_files(root):
 def test_a_flipped_bit_is_found_while_it_is_copied(d, sources, name):
     rnd, source = random.Random(name), sources[name]
     target = TARGETS["columns" if name != "columns" else "safetensors"]
-    for _ in range(8):
+    for _ in range(6):
         path = rnd.choice(data_files(d.storages["main"] / source["name"]))
         at, bit = rnd.randrange(path.stat().st_size // 8, path.stat().st_size * 7 // 8), rnd.randrange(8)
         to = ref(lib.fresh())
         flip(path, at, bit)
         try:
             error = d.api.fails("reshard", "digest_mismatch", source=source, target={**to, **target})
+            load = d.api.fails("load", "digest_mismatch", source=source, target={"state_dict": lib.fresh()}, transform=SPLIT)
             diff = d.api.fails("diff", "digest_mismatch", a=source, b=sources["rows" if name != "rows" else "pytorch"], read_all=True)
         finally:
             flip(path, at, bit)
-        for e in (error, diff):
+        for e in (error, diff, load):
             assert pathlib.Path(e["file"]).name == path.name and e["fqn"] in SHAPES and 0 <= e["offset"] <= at, e
         assert not (d.storages["main"] / to["name"]).exists()
         assert not list(d.storages["main"].glob(f".dcpd*{to['name']}*"))

@@ -111,6 +111,9 @@ void build_sums_add_raw(const struct run_build *b, struct build_sums *s, uint32_
 /* Sets `summed` of those sources, and `unverified` of those that nothing can be compared with. */
 FALLIBLE enum err build_sums_end(struct run_build *b, struct build_sums *s);
 void build_sums_free(struct build_sums *s);
+/* All of that for a load of views: the target's chunks take their boxes from sources from `first_src` on. Replicas take elements twice:
+ * their sources are not summed. */
+FALLIBLE enum err build_load_sums(struct run_build *b, const struct sdict *target, uint32_t first_src, const struct load_plan *plan);
 /* Must the source be read by scans to be compared? Else it is summed, or there is nothing to compare it with. */
 static inline bool build_needs_scans(const struct run_src *s)
 {

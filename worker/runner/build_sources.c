@@ -705,15 +705,15 @@ static FALLIBLE enum err add_made(struct run_build *b, uint32_t dst, struct scan
 	return OK;
 }
 
-/* The stored source behind a view is read once to be compared. Without checks, or without anything to compare it with, it is counted as
- * unverified. *n: of `order`. */
+/* The stored source behind a view is read to be compared, unless it is summed: compared as it is copied. Without checks, or without
+ * anything to compare it with, it is counted as unverified. *n: of `order`. */
 static FALLIBLE enum err add_compared(struct run_build *b, uint32_t view, bool *seen, struct scan_order *order, uint64_t *n)
 {
 	uint32_t src = run_src_base(&b->srcs.v[view], view);
 	struct run_src *s = &b->srcs.v[src];
 	uint64_t bytes = 0;
 
-	if (s->zeros || seen[src])
+	if (s->zeros || s->summed || seen[src])
 		return OK;
 	seen[src] = true;
 	TRY(build_payload_bytes(b, s, &bytes));
@@ -734,6 +734,8 @@ enum err build_fill_views(struct run_build *b, const struct sdict *target, const
 	CLEANUP(mem_free_ptr) struct scan_order *order = mem_zalloc(srcs + target->chunk_count, sizeof *order);
 
 	NEED(order && seen, "no memory for %u sources", srcs);
+	if (b->opts.verify && !b->record_parts.n)
+		TRY(build_load_sums(b, target, first_src, plan));
 	for (uint64_t i = 0; i < target->chunk_count; i++) {
 		uint32_t dst = (uint32_t)b->dsts.n;
 		TRY(add_segment_dst(b, target, i, segment_files));

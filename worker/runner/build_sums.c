@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/num.h"
+#include "plan/overlap.h"
 #include "runner/build.h"
 #include "tensor/linear.h"
 
@@ -151,4 +152,55 @@ enum err build_sums_end(struct run_build *b, struct build_sums *s)
 		if ((s->srcs[i].used || s->srcs[i].viewed) && is_stored(b, &b->srcs.v[i]))
 			TRY(settle(b, &b->srcs.v[i], &s->srcs[i], &taken[i]));
 	return build_record_sums(b, taken);
+}
+
+static enum err overlap_seen(void *seen, uint32_t, uint32_t)
+{
+	*(bool *)seen = true;
+	return ERR_PLAN_INVALID; /* one is enough */
+}
+
+/* Do no two chunks of the target tensor have an element in common, as replicas have? */
+static FALLIBLE enum err are_apart(const struct sdict *target, const struct sd_tensor *t, bool *out)
+{
+	CLEANUP(mem_free_ptr) struct overlap_box *boxes = mem_zalloc(t->chunk_count + 1, sizeof *boxes);
+	struct err_info before = *err_last();
+	bool seen = false;
+	uint64_t n = 0;
+
+	NEED(boxes, "no memory for %ju chunks", (uintmax_t)t->chunk_count);
+	for (uint64_t i = t->first_chunk; i < t->first_chunk + t->chunk_count; i++)
+		if (!box_empty(t->ndim, target->chunks[i].dims + t->ndim))
+			boxes[n++] = (struct overlap_box){ target->chunks[i].dims, (uint32_t)i };
+	*out = n < 2 || overlap_self(t->ndim, boxes, n, overlap_seen, &seen) == OK;
+	if (!*out)
+		err_restore(&before);
+	return OK;
+}
+
+static FALLIBLE enum err add_loaded(const struct run_build *b, struct build_sums *s, const struct sdict *target, const struct sd_tensor *t,
+				    uint32_t first_src, const struct load_plan *plan)
+{
+	bool apart;
+
+	TRY(are_apart(target, t, &apart));
+	for (uint64_t i = t->first_chunk; i < t->first_chunk + t->chunk_count; i++)
+		for (uint64_t k = plan->first[i]; k < plan->first[i + 1]; k++) {
+			uint32_t src = first_src + plan->sources[k], base = run_src_base(&b->srcs.v[src], src);
+			TRY(build_sums_add(b, s, src, target->chunks[i].dims));
+			s->srcs[base].never = s->srcs[base].never || !apart;
+		}
+	return OK;
+}
+
+enum err build_load_sums(struct run_build *b, const struct sdict *target, uint32_t first_src, const struct load_plan *plan)
+{
+	struct build_sums s;
+	enum err e = build_sums_begin(b, &s);
+
+	for (uint64_t i = 0; !e && i < target->tensor_count; i++)
+		e = add_loaded(b, &s, target, &target->tensors[i], first_src, plan);
+	e = e ?: build_sums_end(b, &s);
+	build_sums_free(&s);
+	return e;
 }

@@ -101,7 +101,7 @@ enum err sums_add(struct sources *s, uint32_t src, const int64_t *offsets, const
 	uint32_t base = run_src_base(rs, src), n = rs->ndim;
 	struct src_info *info;
 
-	if (!s->run->srcs[base].summed || s->run->head->opts.mode == RUN_FILL_SEGMENTS) /* there, scans add */
+	if (!s->run->srcs[base].summed || (s->run->head->opts.mode == RUN_FILL_SEGMENTS && s->run->srcs[base].scan_count)) /* scans add */
 		return OK;
 	TRY(sources_info(s, src, &info));
 	uint64_t item = dtype_bytes((enum dtype)info->dtype), bytes = box_volume(n, sizes) * item;
