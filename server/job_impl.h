@@ -265,6 +265,12 @@ json_t *job_storage_ids(const struct job *j);        /* name → id; NULL: one i
 void job_give_up(struct job *j, const char *to);
 void job_resume(struct job *j);                      /* a held one: it is still this node's */
 
+/* ---- job_body.c ---- */
+json_int_t job_turn(const struct job *j);        /* how many owners the job had before this node */
+/* The document of an attempt, and the descriptors that go with it, which stay their segments': the caller frees the array alone.
+ * group_id: of the gang, for its collectives. */
+FALLIBLE enum err job_body(struct job *j, uint64_t group_id, json_t **body_out, int **fds_out, uint32_t *fd_count_out);
+
 /* ---- job_run.c: attempts ---- */
 FALLIBLE enum err job_start_attempt(struct job *j);
 void job_recover(struct job *j);
