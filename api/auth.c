@@ -88,17 +88,31 @@ FALLIBLE enum err auth_route(const struct req *r)
 	return r->route->open ? OK : auth_scope(r, needed(r));
 }
 
+/* Takes a decimal number and the one space behind it off the text. */
+static bool take_number(struct str *text, uint64_t max, uint64_t *out)
+{
+	const char *space = memchr(text->p, ' ', text->n);
+	size_t n = space ? (size_t)(space - text->p) : 0;
+
+	if (!space || !str_to_u64((struct str){ text->p, n }, out) || *out > max)
+		return false;
+	*text = (struct str){ space + 1, text->n - n - 1 };
+	return true;
+}
+
+/* The header is taken in the form of auth_put_caller() alone: a sign or an overflow would make a request root's or another user's. */
 FALLIBLE enum err auth_of_node(struct req *r)
 {
-	const char *text = req_head(r, CLUSTER_CALLER_HEAD);
-	unsigned uid = 0, scope = 0, admin = 0;
-	char token[TOKEN_NAME_MAX + 1];
+	const char *head = req_head(r, CLUSTER_CALLER_HEAD);
+	struct str text = str_of(head ?: "");
+	uint64_t uid, scope, admin;
 
-	if (!text || sscanf(text, "%10u %1u %1u %64s", &uid, &scope, &admin, token) != 4 || scope < SCOPE_READ || scope > SCOPE_ADMIN)
+	if (!take_number(&text, UINT32_MAX - 1, &uid) || !take_number(&text, SCOPE_ADMIN, &scope) || scope < SCOPE_READ ||
+	    !take_number(&text, 1, &admin) || text.n == 0 || text.n > TOKEN_NAME_MAX || memchr(text.p, ' ', text.n))
 		return ERR(INVALID_REQUEST, "%s is missing, or not what a node sends", CLUSTER_CALLER_HEAD);
 	r->caller = (struct caller){ .uid = (uid_t)uid, .known = true, .admin = admin == 1, .scope = (enum scope)scope, .is_node = true };
-	if (strcmp(token, "-") != 0)
-		snprintf(r->caller.token, sizeof r->caller.token, "%s", token);
+	if (!str_is(text, "-"))
+		snprintf(r->caller.token, sizeof r->caller.token, "%s", text.p);
 	return OK;
 }
 

@@ -138,6 +138,14 @@ static void on_no_node(void *user, enum err e)
 	errand_end(user, e);
 }
 
+FALLIBLE enum err cluster_may_trust(const struct cluster *c, const struct cluster_node *n)
+{
+	if (config_may_send_secret(c->server->config, str_of(member_text(n, "url"))))
+		return OK;
+	return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" has no TLS beyond loopback: the cluster's secret is not sent to it in the clear (or "
+		   "start this node with --insecure-http, too)", n->name);
+}
+
 /* ERR_CLUSTER_UNAVAILABLE: it is away, or speaks another protocol. */
 static FALLIBLE enum err find_node(const struct cluster *c, const char *name, const struct cluster_node **out)
 {
@@ -150,10 +158,7 @@ static FALLIBLE enum err find_node(const struct cluster *c, const char *name, co
 	if (etcd_number((*out)->member, "protocol") != CLUSTER_PROTOCOL)
 		return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" (version %.40s) speaks another protocol than this one: update the older one",
 			   name, member_text(*out, "version"));
-	if (!config_may_send_secret(c->server->config, str_of(member_text(*out, "url"))))
-		return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" has no TLS beyond loopback: the cluster's secret is not sent to it in the "
-			   "clear (or start this node with --insecure-http, too)", name);
-	return OK;
+	return cluster_may_trust(c, *out);
 }
 
 void cluster_send(struct cluster *c, const char *name, struct cluster_errand *x)

@@ -92,6 +92,9 @@ static inline bool cluster_knows(const struct cluster *c, const char *node)
 }
 void cluster_errands_end(struct cluster *c);            /* those that are under way are told ERR_DRAINING */
 
+/* Does the node's address get the cluster's secret, or a key made of it? ERR_CLUSTER_UNAVAILABLE: it has no TLS beyond loopback. */
+FALLIBLE enum err cluster_may_trust(const struct cluster *c, const struct cluster_node *n);
+
 /* cluster_jobs.c */
 void cluster_jobs_looked(struct cluster *c);            /* after each look: asks which jobs are this node's, tells of those that changed */
 void cluster_jobs_free(struct cluster *c);

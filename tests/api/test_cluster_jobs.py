@@ -152,8 +152,12 @@ def test_only_nodes_speak_for_others(pair, server, tmp_path):
     assert ask(secret, caller).status == 200
     for wrong in ("", secret[:-1], secret + "0", secret.upper(), "0" * len(secret)):
         ask(wrong, caller).problem("unauthenticated")
-    for bad in ({}, {"Dcpd-Caller": ""}, {"Dcpd-Caller": "0 9 1 -"}, {"Dcpd-Caller": "root"}, {"Dcpd-Caller": "0 0 1 -"}):
-        ask(secret, bad).problem("invalid_request")
+    ask(secret, {}).problem("invalid_request")
+    for bad in ("", "root", "0 9 1 -", "0 0 1 -", "-1 3 1 -", "+0 3 1 -", "4294967295 3 1 -", "4294967296 3 1 -",
+                "99999999999999999999 3 1 -", "0 -3 1 -", "0 3 2 -", "0 3 -1 -", "0 3 1", "0 3 1 ", "0  3 1 -", "0\t3 1 -", "0x0 3 1 -",
+                "0 3 1 - -", "0 3 1 " + "n" * 65, "0 3 1 " + "n" * 5000):
+        ask(secret, {"Dcpd-Caller": bad}).problem("invalid_request")
+    assert ask(secret, {"Dcpd-Caller": "4294967294 3 1 " + "n" * 64}).status == 200
     read = {"Dcpd-Caller": "1000 1 0 ci"}
     assert ask(secret, read).status == 200
     ask(secret, read, "POST", "/v1/nodes/a:drain").problem("forbidden")

@@ -111,6 +111,23 @@ static void a_part_without_memory_makes_no_transaction(void **)
 	assert_null(none);
 }
 
+/* A worker would send it to that address. */
+static void a_node_without_tls_gets_no_key_of_images(void **)
+{
+	struct cluster c = { .server = &server, .name = "b", .secret = "0123456789abcdef" };
+	CLEANUP(json_decrefp) json_t *doc = answer_of(json_pack("[o]", row("/t/members/a", "{\"url\":\"http://192.0.2.1:8427\"}")),
+						      json_pack("[o]", row("/t/alive/a", "{\"jobs\":0}")), json_array());
+	const char *storage = NULL;
+
+	assert_int_equal(cluster_take(&c, doc, 0), OK);
+	server.cluster = &c;
+	assert_int_equal(cluster_storage(&server, "a", &storage), ERR_CLUSTER_UNAVAILABLE);
+	assert_non_null(strstr(err_last()->text, "node \"a\" has no TLS beyond loopback"));
+	assert_null(storage);
+	server.cluster = NULL;
+	cluster_nodes_free(&c);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -118,6 +135,7 @@ int main(void)
 		cmocka_unit_test(values_that_are_none_of_dcpds_are_refused),
 		cmocka_unit_test(an_answer_of_something_else_is_no_crash),
 		cmocka_unit_test(numbers_are_strings_and_may_be_missing),
+		cmocka_unit_test(a_node_without_tls_gets_no_key_of_images),
 		cmocka_unit_test(a_part_without_memory_makes_no_transaction),
 	};
 
