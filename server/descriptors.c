@@ -68,12 +68,29 @@ void descriptors_free(struct descriptors *d)
 	mem_free(d);
 }
 
+/* Half of what other users leave is a user's: then neither one user nor several keep another out. */
+static bool is_fair(uint64_t own, uint64_t all, uint64_t more, uint64_t max)
+{
+	return own + more <= (max - (all - own) + 1) / 2;
+}
+
+static void count_own(const struct descriptors *d, uid_t uid, uint64_t *parks_out, uint64_t *fds_out)
+{
+	*parks_out = *fds_out = 0;
+	for (const struct descriptors_park *p = d->first; p; p = p->next) {
+		*parks_out += p->uid == uid;
+		*fds_out += p->uid == uid ? p->fds.n : 0;
+	}
+}
+
 static FALLIBLE enum err take(struct descriptors_park *p, const struct cmsghdr *c)
 {
 	uint64_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 	enum err e = vec_reserve(&p->fds, n);
+	uint64_t parks, fds;
 
-	if (!e && (p->fds.n + n > DESCRIPTORS_MAX || p->all->fds + n > p->all->fds_max))
+	count_own(p->all, p->uid, &parks, &fds);
+	if (!e && (p->fds.n + n > DESCRIPTORS_MAX || !is_fair(fds, p->all->fds, n, p->all->fds_max)))
 		e = ERR(BUSY, "too many descriptors");
 	for (uint64_t i = 0; i < n; i++) {
 		int fd;
@@ -124,10 +141,13 @@ static void on_readable(void *user)
 FALLIBLE enum err descriptors_open(struct descriptors *d, int *socket, const struct principal *who)
 {
 	unsigned char random[TOKEN_BYTES];
+	uint64_t parks, fds;
 	char line[80];
 
-	if (d->parks >= DESCRIPTORS_PARKS_MAX)
-		return ERR(BUSY, "%d clients hand over descriptors", DESCRIPTORS_PARKS_MAX);
+	count_own(d, who->uid, &parks, &fds);
+	if (!is_fair(parks, d->parks, 1, DESCRIPTORS_PARKS_MAX))
+		return ERR(BUSY, "%ju clients of uid %u hand over descriptors, and %ju of other users: of %d, a user has half of what "
+			   "others leave", (uintmax_t)parks, (unsigned)who->uid, (uintmax_t)(d->parks - parks), DESCRIPTORS_PARKS_MAX);
 	if (getrandom(random, sizeof random, 0) != sizeof random)
 		return ERR_SYS(SYSTEM, "cannot make a token");
 	struct descriptors_park *p = mem_zalloc(1, sizeof *p);

@@ -15,7 +15,8 @@ struct descriptors_park;
 
 FALLIBLE enum err descriptors_new(struct loop *loop, struct descriptors **out);
 void descriptors_free(struct descriptors *d);
-/* Takes the socket over unless this fails, and tells the client its token: {"descriptors":"…"} and a line feed. ERR_BUSY. */
+/* Takes the socket over unless this fails, and tells the client its token: {"descriptors":"…"} and a line feed.
+ * ERR_BUSY: the user has half of what other users leave. */
 FALLIBLE enum err descriptors_open(struct descriptors *d, int *socket, const struct principal *who);
 /* Holds the descriptors that have come by now under this token, which must be of the same user, until descriptors_drop. ERR_NOT_FOUND. */
 FALLIBLE enum err descriptors_hold(struct descriptors *d, const struct principal *who, struct str token, struct descriptors_park **out);

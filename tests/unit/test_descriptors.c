@@ -4,6 +4,7 @@
 #include <event2/event.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -49,7 +50,8 @@ static int open_client(uid_t uid, char token[DESCRIPTORS_TOKEN_MAX])
 	return pair[1];
 }
 
-static void send_copies(int client, int fd, int count)
+/* false: the client was cut off. */
+static bool send_copies(int client, int fd, int count)
 {
 	union {
 		struct cmsghdr head;
@@ -64,7 +66,7 @@ static void send_copies(int client, int fd, int count)
 					 .cmsg_len = CMSG_LEN((size_t)count * sizeof fd) };
 	for (int i = 0; i < count; i++)
 		memcpy(CMSG_DATA(&control.head) + (size_t)i * sizeof fd, &fd, sizeof fd);
-	assert_int_equal(sendmsg(client, &m, 0), 1);
+	return sendmsg(client, &m, MSG_NOSIGNAL) == 1;
 }
 
 static enum err hold(uid_t uid, const char *token, struct descriptors_park **out)
@@ -81,7 +83,7 @@ static void test_life(void **)
 	uint32_t n;
 
 	assert_int_equal(pipe2(pipe_fds, O_NONBLOCK | O_CLOEXEC), 0);
-	send_copies(client, pipe_fds[1], 3);
+	assert_true(send_copies(client, pipe_fds[1], 3));
 	close(pipe_fds[1]);
 	assert_int_equal(hold(8, token, &p), ERR_NOT_FOUND);
 	assert_int_equal(hold(7, "0", &p), ERR_NOT_FOUND);
@@ -108,10 +110,8 @@ static void test_too_many(void **)
 	int pipe_fds[2], client = open_client(7, token);
 
 	assert_int_equal(pipe2(pipe_fds, O_NONBLOCK | O_CLOEXEC), 0);
-	for (int sent = 0; sent <= DESCRIPTORS_MAX; sent += 250) {
-		send_copies(client, pipe_fds[1], 250);
+	for (int sent = 0; sent <= DESCRIPTORS_MAX && send_copies(client, pipe_fds[1], 250); sent += 250)
 		turn();
-	}
 	close(pipe_fds[1]);
 	assert_int_equal(hold(7, token, &p), ERR_NOT_FOUND);
 	turn();
@@ -144,19 +144,51 @@ static void test_too_many_bytes(void **)
 
 static void test_too_many_clients(void **)
 {
-	int pair[2], clients[DESCRIPTORS_PARKS_MAX];
+	enum { HALF = DESCRIPTORS_PARKS_MAX / 2 };
+	int pair[2], clients[HALF];
 	char token[DESCRIPTORS_TOKEN_MAX];
 
-	for (int i = 0; i < DESCRIPTORS_PARKS_MAX; i++)
+	for (int i = 0; i < HALF; i++)
 		clients[i] = open_client(7, token);
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
 	assert_int_equal(descriptors_open(all, &pair[0], &(struct principal){ .uid = 7 }), ERR_BUSY);
 	close(pair[0]);
 	close(pair[1]);
-	for (int i = 0; i < DESCRIPTORS_PARKS_MAX; i++)
+	for (uid_t other = 8; other < 12; other++)
+		close(open_client(other, token));
+	for (int i = 0; i < HALF; i++)
 		close(clients[i]);
 	turn();
 	close(open_client(7, token));
+}
+
+/* Of 300 that the daemon takes. */
+static void test_one_user_leaves_descriptors_to_others(void **)
+{
+	char tokens[3][DESCRIPTORS_TOKEN_MAX];
+	struct descriptors_park *own, *other;
+	struct rlimit was, few;
+	uint32_t n;
+
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+	few = (struct rlimit){ 1200, was.rlim_max };
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+	tear_down(NULL);
+	set_up(NULL);
+	int clients[] = { open_client(7, tokens[0]), open_client(7, tokens[1]), open_client(8, tokens[2]) };
+	assert_true(send_copies(clients[0], STDERR_FILENO, 100));
+	assert_int_equal(hold(7, tokens[0], &own), OK);
+	assert_true(send_copies(clients[1], STDERR_FILENO, 51));
+	assert_int_equal(hold(7, tokens[1], &other), ERR_NOT_FOUND); /* 151 are more than half */
+	assert_true(send_copies(clients[2], STDERR_FILENO, 100));
+	assert_int_equal(hold(8, tokens[2], &other), OK);
+	assert_non_null(descriptors_of(other, &n));
+	assert_int_equal(n, 100);
+	descriptors_drop(&own);
+	descriptors_drop(&other);
+	for (int i = 0; i < 3; i++)
+		close(clients[i]);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
 }
 
 int main(void)
@@ -166,6 +198,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_too_many, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_too_many_bytes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_too_many_clients, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_one_user_leaves_descriptors_to_others, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests_name("descriptors", tests, NULL, NULL);
