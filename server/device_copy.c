@@ -20,7 +20,7 @@
 #include "server/state_dict.h"
 #include "server/worker.h"
 
-enum { IDLE_MS = 600000, START_MS = 60000, SLOWEST_BYTES_A_MS = 64 << 10, QUEUE_MAX = 1024 };
+enum { IDLE_MS = 600000, START_MS = 60000, END_MS = 2000, SLOWEST_BYTES_A_MS = 64 << 10, QUEUE_MAX = 1024 };
 
 struct copy {
 	struct copy *next;
@@ -283,6 +283,9 @@ void device_copies_end(struct device_copies *d)
 	list_each(k, d->first) {
 		if (k->worker)
 			worker_disown(k->worker);
+		/* else the worker writes into a slot that its client, who is told of the end, fills anew */
+		if (k->worker && k->running && !worker_await_end(k->worker, END_MS))
+			log_err("a device worker does not end", "device", k->uuid, NULL);
 		k->worker = NULL;
 		while (k->first)
 			finish(k, ERR(DRAINING, "the daemon is shutting down"), NULL);

@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/syscall.h>
@@ -122,6 +123,13 @@ void worker_disown(struct worker *w)
 	w->owner = NULL;
 	worker_set(w, "ending", NULL);
 	worker_kill(w, OK);
+}
+
+bool worker_await_end(const struct worker *w, int ms)
+{
+	struct pollfd end = { .fd = w->exit ? watch_fd(w->exit) : w->child.pidfd, .events = POLLIN };
+
+	return poll(&end, 1, ms) > 0;
 }
 
 static void worker_free(struct worker *w)

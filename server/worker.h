@@ -75,6 +75,9 @@ void worker_send(struct worker *w, uint16_t type, uint64_t generation, const jso
 void worker_kill(struct worker *w, enum err why);
 /* Kills it and forgets the owner: no call comes any more. It is reaped in the background. */
 void worker_disown(struct worker *w);
+/* Blocks until the worker's process, which was killed, has ended and writes to no memory any more. For the daemon's own end, not for its
+ * loop. false: it has not ended in ms milliseconds. */
+bool worker_await_end(const struct worker *w, int ms);
 void worker_set(struct worker *w, const char *state, const char *job);   /* what /v1/workers shows */
 /* Has the process run since the last call? false: it has been in one system call all the time, such as one that a file system does not
  * answer. Needs no help of the worker's: the kernel counts how often its main thread was scheduled. */

@@ -163,12 +163,32 @@ static void test_second_look_collects_a_child_that_is_no_worker(void **state)
 	t_server_remove(&t);
 }
 
+/* Whoever is told of the end may write where the worker wrote. */
+static void test_a_killed_worker_is_awaited(void **state)
+{
+	struct t_server t = { 0 };
+	struct line l = { .t = &t };
+	siginfo_t info = { 0 };
+
+	(void)state;
+	t_server_start(&t, NULL);
+	start_next(&l);
+	T_UNTIL(&t, l.up);
+	assert_false(worker_await_end(l.worker, 1));
+	worker_disown(l.worker);
+	assert_true(worker_await_end(l.worker, T_HUNG_MS));
+	assert_int_equal(waitid(P_PID, (id_t)l.pid, &info, WEXITED | WNOHANG | WNOWAIT), 0);
+	assert_int_equal(info.si_pid, l.pid);
+	t_server_remove(&t);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_end_is_noticed_when_its_number_was_used_before),
 		cmocka_unit_test(test_second_look_finds_an_end_that_no_event_told),
 		cmocka_unit_test(test_second_look_collects_a_child_that_is_no_worker),
+		cmocka_unit_test(test_a_killed_worker_is_awaited),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
