@@ -278,6 +278,29 @@ def test_a_user_who_may_only_read(cluster, own, tmp_path):
     a.sees(a="joined")
 
 
+def test_a_token_of_before_a_change_of_users(cluster, tmp_path):
+    """A JWT says of which revision of etcd's users it is: etcd refuses it behind any change of them."""
+    key, public = tmp_path / "jwt.key", tmp_path / "jwt.pub"
+    etcd.openssl("genrsa", "-out", key, 2048)
+    etcd.openssl("rsa", "-in", key, "-pubout", "-out", public)
+    server = etcd.Etcd(tmp_path, "--auth-token", f"jwt,pub-key={public},priv-key={key},sign-method=RS256,ttl=1h", "--bcrypt-cost", "4")
+    try:
+        server.ask("auth/user/add", {"name": "root", "password": "r"})
+        server.ask("auth/user/grant", {"user": "root", "role": "root"})
+        server.ask("auth/enable", {})
+        (tmp_path / "user").write_text("root:r\n")
+        a = cluster("a", at=server, args=["--cluster-user", tmp_path / "user"])
+        a.sees(a="joined")
+        login = lambda: server.ask("auth/authenticate", {"name": "root", "password": "r"})["token"]
+        server.ask("auth/user/add", {"name": "other", "password": "o"}, login())
+        code = lambda s: base64.b64encode(s.encode()).decode()
+        server.ask("kv/put", {"key": code(f"/{tmp_path.name}/drained/a"), "value": code("{}")}, login())
+        a.sees(a="drained")  # it reads etcd again
+        assert "auth store" not in a.warnings()
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize("args, words", [
     (["--cluster", "http://127.0.0.1:1"], "also needs --node NAME and --advertise"),
     (["--node", "a"], "--cluster names its etcd"),

@@ -128,3 +128,30 @@ def test_what_has_ended_here_is_not_run_again(pair, server, tmp_path):  # noqa: 
     assert server.keys(f"{at}/")[f"{at}/jobs/{job}"]["job"]["state"] == "succeeded"
     assert b.api.get(f"/v1/jobs/{job}").ok(200)["attempt"] == 1
     assert not (tmp_path / "shared/dst").exists()
+
+
+def test_a_job_of_a_newer_version_stays_where_it_is(pair, server, tmp_path):  # noqa: F811
+    """What this version cannot read waits for its node, and stops none of the others."""
+    a, b = pair
+    big(b, "src", 1)
+    done = b.api.run("verify", source={"storage": "main", "name": "src"})["id"]
+    at = f"/{tmp_path.name}"
+    lib.wait_for(lambda: server.keys(f"{at}/")[f"{at}/jobs/{done}"]["job"]["state"] == "succeeded", 20, "its end")
+    record = server.keys(f"{at}/")[f"{at}/jobs/{done}"]["job"]
+    del record["result"], record["finished_at"]
+    about = {"storages": {"main": (tmp_path / "shared/.dcpd-storage-id").read_text().strip()}}
+    a.kill()
+    field, kind, plain = ("01M86N1P3035BHT4CWYJAJ9YD" + c for c in "012")
+    changes = {field: {"spec": {**record["spec"], "of_tomorrow": 1}}, kind: {"kind": "of_tomorrow"}, plain: {}}
+    for job, change in changes.items():
+        row = {**record, "id": job, "node": "a", "state": "running", **change}
+        server.put(f"{at}/jobs/{job}", json.dumps({"node": "a", "job": row}))
+        server.put(f"{at}/live/a/{job}", json.dumps(about))
+    lib.wait_for(lambda: b.api.get(f"/v1/jobs/{plain}").ok(200)["state"] == "succeeded", 30, "b has the job that it knows")
+    keys = server.keys(f"{at}/")
+    assert keys[f"{at}/jobs/{plain}"]["node"] == "b"
+    for job in (field, kind):
+        assert keys[f"{at}/jobs/{job}"]["node"] == "a" and f"{at}/live/a/{job}" in keys, keys
+        shown = b.api.get(f"/v1/jobs/{job}").ok(200)
+        assert shown["node"] == "a" and shown["node_away"] and "taken_over" not in shown, shown
+    assert {field, kind, plain} <= {j["id"] for j in b.api.get("/v1/jobs").ok(200)["jobs"]}

@@ -1,0 +1,102 @@
+"""What lies in etcd, or says it is a node, and is none of dcpd's or of another version: no key stops a node or a take-over, and no job runs
+twice because of one."""
+import contextlib
+import json
+import os
+import socket
+
+import etcd
+import pytest
+from test_cluster import cluster, pair, server  # noqa: F401
+from test_cluster_jobs import save
+from test_cluster_takeover import big, known_to_etcd, slow_reshard
+
+import dcpd as lib
+
+
+def prefix(tmp_path):
+    return f"/{tmp_path.name}"
+
+
+def test_foreign_keys_stop_no_take_over(pair, server, tmp_path):  # noqa: F811
+    a, b = pair
+    big(a, "src")
+    job = slow_reshard(a, "src", "dst")["id"]
+    known_to_etcd(a, job)
+    for i in range(40):  # more than a page of them, in front of the job's
+        server.put(f"{prefix(tmp_path)}/live/a/0-{i:03}", "{}")
+    server.put(f"{prefix(tmp_path)}/live/a/{'0' * 2000}", "{}")
+    server.put(f"{prefix(tmp_path)}/live/a/01M86N1P3035BHT4CWYJAJ9YD0", "no JSON")
+    server.put(f"{prefix(tmp_path)}/live/a/01M86N1P3035BHT4CWYJAJ9YD1", '{"storages": [1, {"main": 3}]}')
+    a.kill()
+    lib.wait_for(lambda: b.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b", 30, "b has it")
+    assert b.api.wait(job, 60)["state"] == "succeeded"
+    a.start()
+    lib.wait_for(lambda: a.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b", 20, "a has asked etcd")
+    save(a, "after")
+
+
+def test_own_keys_that_are_none_do_not_hold_jobs_up(cluster, server, tmp_path):  # noqa: F811
+    a = cluster("a")
+    a.sees(a="joined")
+    big(a, "src")
+    job = slow_reshard(a, "src", "dst")["id"]
+    known_to_etcd(a, job)
+    for i in range(501):  # more than a page, behind the job's
+        server.put(f"{prefix(tmp_path)}/live/a/z{i:03}", "{}")
+    a.kill()
+    a.start()
+    a.sees(a="joined")
+    assert a.api.wait(job, 60)["state"] == "succeeded"
+
+
+def test_a_new_state_directory_of_a_name_is_the_next_owner(cluster, server, tmp_path):  # noqa: F811
+    a = cluster("a")
+    a.sees(a="joined")
+    big(a, "src")
+    job = slow_reshard(a, "src", "dst")["id"]
+    known_to_etcd(a, job)
+    a.kill()
+    lib.wait_for(lambda: f"{prefix(tmp_path)}/alive/a" not in server.keys(f"{prefix(tmp_path)}/alive/"), 20, "its lease is over")
+    other = cluster("a")
+    end = other.api.wait(job, 60)
+    assert end["state"] == "succeeded" and [(t["from"], t["to"]) for t in end["taken_over"]] == [("a", "a")], end
+    assert os.path.exists(tmp_path / "shared" / f".dcpd-{job}-fence+0"), "the daemon that was there is kept out"
+    other.stop()
+    a.start()
+    a.sees(a="joined")
+    lib.wait_for(lambda: a.api.get(f"/v1/jobs/{job}").ok(200)["state"] in ("failed", "succeeded"), 30, "it knows")
+    assert not [n for n in os.listdir(tmp_path / "shared") if n.startswith(f".dcpd-{job}-") and "fence" not in n]
+
+
+@pytest.mark.long
+def test_values_of_a_megabyte_are_no_end_of_a_node(pair, server, tmp_path):  # noqa: F811
+    a, b = pair
+    for i in range(12):
+        server.put(f"{prefix(tmp_path)}/members/m{i}", json.dumps({"version": "x" * 1_000_000, "storages": [{"deep": [[[]]]}] * 1000}))
+    server.put(f"{prefix(tmp_path)}/members/deep", "[" * 100_000)
+    save(a, "beside")
+    lib.wait_for(lambda: "none of dcpd's" in a.warnings(), 20, "it says that it cannot read them")
+    a.api.get("/v1/nodes").ok(200)
+    for name in [*(f"m{i}" for i in range(12)), "deep"]:
+        server.ask("kv/deleterange", {"key": etcd.base64.b64encode(f"{prefix(tmp_path)}/members/{name}".encode()).decode()})
+    a.sees(a="joined", b="joined")
+
+
+def test_garbage_at_the_port_of_a_node_is_no_node(pair, server, tmp_path):  # noqa: F811
+    a, b = pair
+    secret = server.keys(f"{prefix(tmp_path)}/")[f"{prefix(tmp_path)}/secret"]["secret"]
+    begun = b"GET /v1/jobs HTTP/1.1\r\nAuthorization: Bearer "
+    for junk, said in ((b"\0" * 4096, b""), (b"\xff" * 70000, b"HTTP/1.1 414 "), (begun + b"a" * 100000, b"HTTP/1.1 431 ")):
+        with socket.create_connection(("127.0.0.1", b.http), 20) as s:
+            got = b""
+            with contextlib.suppress(ConnectionError):  # it may hang up before all is sent
+                s.sendall(junk)
+                got = s.recv(len(said), socket.MSG_WAITALL)
+            assert got in (b"", said)
+    b.sees(a="joined", b="joined")
+    for d in (a, b):
+        assert secret not in d.log.read_text(errors="replace")
+        for pid in (d.proc.pid, *d.workers()):
+            with open(f"/proc/{pid}/cmdline", "rb") as f:
+                assert secret.encode() not in f.read()
