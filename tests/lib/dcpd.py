@@ -510,6 +510,11 @@ def strikes(d, call, when, what, path=None, running=False):
         p.wait()
 
 
+def ours(d):
+    """State dicts of the Python package, from which loads come as long as they are there."""
+    return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"].startswith("py-")]
+
+
 def shm_files(pid):
     return [t for t in fd_targets(pid) if t.startswith(("/dev/shm/dcpd-", "/memfd:"))]
 

@@ -13,7 +13,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from lib_direct import always, direct, folder, item, like, same, saved, tensors  # noqa: F401
 from test_dropin_digests import flip
-from test_faults import ours
 from test_ranks import FOUR, TWO
 
 import dcpd
@@ -57,7 +56,7 @@ def test_damage_on_one_rank_is_everybodys(ranks, d):
     told = client.checkpoints.locate(ref, boxes)
     file, begin = told["files"][0], told["reads"][0]["offset"]
     flip(folder(d, ref) / file, begin + 3)
-    d.drop(*ours(d))  # or it would be loaded from memory
+    d.drop(*lib.ours(d))  # or it would be loaded from memory
     for specs, world in ((FOUR, 4), ({"rows": TWO["uneven"][:0] or ((8, 3), *TWO["uneven"][1:])}, 2)):
         got = ranks(on_direct.directly, on_ranks.load_tensors, ref, specs, world=world, check=False)
         for rank, e in enumerate(got):

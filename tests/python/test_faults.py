@@ -16,23 +16,19 @@ MIB = 1 << 20
 
 
 def segments(d):
-    return {s["segment"] for sd in ours(d) for r in d.api.get(f"/v1/state-dicts/{sd}").ok(200)["ranks"] for s in r["slots"]
+    return {s["segment"] for sd in lib.ours(d) for r in d.api.get(f"/v1/state-dicts/{sd}").ok(200)["ranks"] for s in r["slots"]
             if s.get("segment")}
 
 
-def ours(d):
-    return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"].startswith("py-")]
-
-
 def gone(d, files, seconds=20):
-    lib.wait_for(lambda: not ours(d), seconds, "the state dicts of the dead")
+    lib.wait_for(lambda: not lib.ours(d), seconds, "the state dicts of the dead")
     lib.wait_for(lambda: not [f for f in files if lib.segment_file(f).exists()], 5, "their segments")
 
 
 def kept_for_loads(d, others=()):
     """What was saved is released, and stays where the next trainer finds it. others: state dicts that are not looked at."""
     slots = lambda name: [s for r in d.api.get(f"/v1/state-dicts/{name}").ok(200)["ranks"] for s in r["slots"]]
-    for name in set(ours(d)).difference(others):
+    for name in set(lib.ours(d)).difference(others):
         lib.wait_for(lambda n=name: all(s["state"] == "free" for s in slots(n)), 20, "released")
         assert any(s.get("segment") for s in slots(name))
         d.drop(name)
@@ -131,9 +127,9 @@ def test_state_dict_lost_is_made_again(own):
     """The lease was over, say after a night in a debugger: the next save just works."""
     d = own()
     dcpd.save({"w": np.arange(10)}, "main:a")
-    d.drop(*ours(d))
+    d.drop(*lib.ours(d))
     dcpd.save({"w": np.arange(20)}, "main:b")
-    assert len(dcpd.load("main:b")["w"]) == 20 and len(ours(d)) == 1
+    assert len(dcpd.load("main:b")["w"]) == 20 and len(lib.ours(d)) == 1
 
 
 def test_shared_memory_full(own):
@@ -183,7 +179,7 @@ def test_interpreter_exit_with_a_save_in_flight(d, script):
     name = lib.fresh()
     script(EXIT, "wait", f"main:{name}")
     assert (d.storages["main"] / name / ".metadata").exists(), "waited until it is durable"
-    assert not ours(d)
+    assert not lib.ours(d)
     name = lib.fresh()
     script(SHORT + EXIT, "leave", f"main:{name}")
     lib.wait_for(lambda: (d.storages["main"] / name / ".metadata").exists(), 20, "left to the daemon")

@@ -51,23 +51,19 @@ def path(d):
     return d.storages["main"] / lib.fresh()
 
 
-def ours(d):
-    return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"].startswith("py-")]
-
-
 def lists(d, others=()):
     """State dicts of saves that say what lies where: nobody loads those."""
-    return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"] in set(ours(d)).difference(others)
+    return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"] in set(lib.ours(d)).difference(others)
             and s["on_owner_death"] == {"drop": True}]
 
 
 def segments(d):
-    return {s["segment"] for sd in ours(d) for r in d.api.get(f"/v1/state-dicts/{sd}").ok(200)["ranks"] for s in r["slots"]
+    return {s["segment"] for sd in lib.ours(d) for r in d.api.get(f"/v1/state-dicts/{sd}").ok(200)["ranks"] for s in r["slots"]
             if s.get("segment")}
 
 
 def gone(d, files, seconds=20):
-    lib.wait_for(lambda: not ours(d), seconds, "the state dicts of the dead")
+    lib.wait_for(lambda: not lib.ours(d), seconds, "the state dicts of the dead")
     lib.wait_for(lambda: not [f for f in files if lib.segment_file(f).exists()], 5, "their segments")
     lib.wait_for(lambda: not d.staging(), 5, "staging swept")
 
@@ -120,7 +116,7 @@ def victims(d, script):
 def test_trainer_killed(at, victims, path, where, how):
     """The checkpoint that was there stays, until the job is submitted; then the new one comes without its trainer."""
     save(state(1), path)
-    mine, before = set(ours(at)), path.stat().st_ino
+    mine, before = set(lib.ours(at)), path.stat().st_ino
     files = victims(where, how, path)
     if where == "wait" and how in ("save", "async"):
         lib.wait_for(lambda: path.stat().st_ino != before, 10, "the save goes on without its trainer")
@@ -129,7 +125,7 @@ def test_trainer_killed(at, victims, path, where, how):
         kept_for_loads(at, mine)
     else:
         assert load(path) == 1
-    lib.wait_for(lambda: set(ours(at)) <= mine, 20, "the state dicts of the dead")
+    lib.wait_for(lambda: set(lib.ours(at)) <= mine, 20, "the state dicts of the dead")
     save(state(3), path)
     assert load(path) == load(path, StorageReader) == 3
     dcpd.close()
@@ -161,7 +157,7 @@ def test_interpreter_exit_with_a_save_in_flight(d, script, path, how):
     sd = {"w": torch.zeros(6 << 20), "v": {"x": 0}}
     dcp.load(sd, storage_reader=dcp.FileSystemReader(path), no_dist=True)
     assert sd["w"].eq(2).all() and sd["v"]["x"] == 2
-    assert not ours(d), "given back at exit, without waiting for a lease"
+    assert not lib.ours(d), "given back at exit, without waiting for a lease"
 
 
 FORK = HEAD + """
@@ -334,7 +330,7 @@ def test_lanes_that_are_lost_are_made_again(own, when):
     save(state(1), path)
     w = StorageWriter(path)
     staged = w.stage(state(2)) if when == "staged" else state(2)
-    d.drop(*ours(d))
+    d.drop(*lib.ours(d))
     dcp.save(staged, storage_writer=w, no_dist=True)
     assert load(path) == 2
     save(state(3), path)

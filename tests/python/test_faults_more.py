@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from test_faults_dropin import gone, load, ours, path, restarts, save, segments, state  # noqa: F401
+from test_faults_dropin import gone, load, path, restarts, save, segments, state  # noqa: F401
 
 import dcpd
 from dcpd import _copy, _daemon, _tensors
@@ -65,7 +65,7 @@ def test_interrupted_saves_hold_no_slot(at, monkeypatch, moment):
                                    (C.Jobs, "wait")])
 def test_interrupted_saves_of_the_drop_in(at, path, monkeypatch, where):  # noqa: F811
     save(state(1), path)
-    lanes = len(ours(at))
+    lanes = len(lib.ours(at))
     for i in range(3):
         with monkeypatch.context() as m:
             m.setattr(*where, interrupt)
@@ -73,7 +73,7 @@ def test_interrupted_saves_of_the_drop_in(at, path, monkeypatch, where):  # noqa
                 save(state(2), path)
         save(state(3 + i), path)
         assert load(path) == load(path, StorageReader) == 3 + i
-    assert len(ours(at)) == lanes, "the same lanes, again and again"
+    assert len(lib.ours(at)) == lanes, "the same lanes, again and again"
 
 
 def test_an_interrupted_copy_has_ended():
@@ -121,7 +121,7 @@ def test_a_real_ctrl_c(d, script):
         finally:
             p.kill()
         assert "saved True" in out and p.returncode == 0, out + err
-        assert not ours(d)
+        assert not lib.ours(d)
 
 
 # ---- slots ----

@@ -41,10 +41,6 @@ def started_again(d):
     assert not t.is_alive(), "nobody killed it"
 
 
-def ours(d):
-    return [s["name"] for s in d.api.get("/v1/state-dicts").ok(200)["state_dicts"] if s["name"].startswith("py-")]
-
-
 def free(d, name):
     """No slot is held."""
     record = d.api.get(f"/v1/state-dicts/{name}")
@@ -71,8 +67,8 @@ def one_dies(pool, world, victim, function, *args):
 
 def settled(d, pool):
     pool.close()
-    lib.wait_for(lambda: all(free(d, name) for name in ours(d)), 20, "the state dicts of the dead")
-    d.drop(*ours(d))  # what they had saved could be loaded from memory
+    lib.wait_for(lambda: all(free(d, name) for name in lib.ours(d)), 20, "the state dicts of the dead")
+    d.drop(*lib.ours(d))  # what they had saved could be loaded from memory
     lib.wait_for(lambda: not d.leaks(), 5, "nothing left")
 
 
@@ -129,5 +125,5 @@ def test_a_rank_dies_in_a_save(mortal, own):
         x += 2
         mortal(on_ranks.save_with_a_death, ref, x, world=world - 1)
         assert load(path, world - 1) == x
-    lib.wait_for(lambda: len(ours(own)) == 1, 20, "the state dicts of groups that broke")
+    lib.wait_for(lambda: len(lib.ours(own)) == 1, 20, "the state dicts of groups that broke")
     settled(own, mortal)

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from lib_direct import always, direct, folder, like, same, tensors  # noqa: F401
-from test_faults import ours
 
 import dcpd
 from dcpd import _direct, _session
@@ -229,7 +228,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_resume_after_a_crash_costs_a_copy(d, at, script, by):
     ref = f"main:{lib.fresh()}"
     assert script(CRASH, ref, by, check=False).returncode == -9
-    records = lambda: [d.api.get(f"/v1/state-dicts/{n}").ok(200) for n in ours(d)]
+    records = lambda: [d.api.get(f"/v1/state-dicts/{n}").ok(200) for n in lib.ours(d)]
     lib.wait_for(lambda: all(r.get("orphaned_at") and s["state"] == "free" for r in records() for k in r["ranks"] for s in k["slots"]), 20,
                  "its owner is dead, and what is saved is nobody's")
     into = like(tensors())
@@ -237,4 +236,4 @@ def test_resume_after_a_crash_costs_a_copy(d, at, script, by):
         dcpd.load(ref, into=into)
     same(into, tensors())
     assert (seen.bytes, seen.memory) == (SIZE, SIZE)
-    d.drop(*ours(d))
+    d.drop(*lib.ours(d))

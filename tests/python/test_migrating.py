@@ -8,7 +8,6 @@ import safetensors
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
-from test_faults import ours
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
@@ -147,7 +146,7 @@ def test_what_is_different(at, path):
     data[i] ^= 1
     file.write_bytes(data)
     dcp.load({"w": torch.zeros(2)}, checkpoint_id=path)
-    at.drop(*ours(at))  # what was saved is loaded from memory as long as it lies there
+    at.drop(*lib.ours(at))  # what was saved is loaded from memory as long as it lies there
     with pytest.raises(dcpd.CheckpointDamaged):
         dcpd.load(path)
 

@@ -278,7 +278,7 @@ def test_shared_memory_for_one_ring(own):
     used = c._t.request("GET", "/v1/state-dicts")["state_dicts"][0]["bytes"]
     dcpd.close()
     assert used < _ring.BYTES + (2 << 20) and _ring.BYTES <= most[0] < 2 * _ring.BYTES + (4 << 20), (used, most)
-    assert all(t.eq(int(k[1:])).all() for k, t in dcpd.load("main:2", client=c).items())
+    assert all(t.eq(int(k[1:])).all() for k, t in dcpd.load("main:1", client=c).items())
 
 
 def test_a_smaller_ring_where_shared_memory_is_short(spawn):
