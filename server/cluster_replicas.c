@@ -64,8 +64,9 @@ static void add(struct search *s, const char *node, const json_t *record)
 	}
 	while (at < json_array_size(s->list) && strcmp(jval_text(json_array_get(s->list, at), "job"), job) > 0)
 		at++;
-	(void)json_array_insert_new(s->list, at, json_pack("{s:s, s:s, s:O, s:s, s:s}", "node", node, "state_dict", name, "generation",
-							   generation, "job", job, "from", jval_text(replica, "from")));
+	(void)json_array_insert_new(s->list, at, json_pack("{s:s, s:s, s:O, s:s, s:I, s:b}", "node", node, "state_dict", name,
+							   "generation", generation, "job", job, "uid", jval_int(record, "uid"), "part",
+							   json_is_true(json_object_get(replica, "part"))));
 }
 
 static void on_answer(struct cluster_errand *x, enum err e)

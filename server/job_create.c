@@ -197,21 +197,25 @@ static bool ask_behind(struct creation *c)
 	return q;
 }
 
-/* A checkpoint that the storage lacks, because its save has not ended or never will, may lie whole in one node's memory. */
-static bool has_whole_copy(const struct creation *c)
+/* A checkpoint that the storage lacks, because its save has not ended or never will, may lie whole in one node's memory. Only a save of
+ * the job's own user counts: anybody may save under that name as far as sealing goes, and an administrator sees the copies of all. NULL:
+ * the newest save's are parts, which are no checkpoint, or there is none. */
+static const json_t *find_whole_copy(const struct creation *c)
 {
-	const json_t *first = json_array_get(c->job->copies, 0), *one;
+	const json_t *one;
 	size_t i;
 
-	json_array_foreach(c->job->copies, i, one) /* parts of a save by several nodes are no checkpoint */
-		if (strcmp(jval_text(one, "from"), jval_text(first, "from")) != 0)
-			return false;
-	return first && c->asked == &c->job->spec.source;
+	if (c->asked != &c->job->spec.source)
+		return NULL;
+	json_array_foreach(c->job->copies, i, one)
+		if (jval_int(one, "uid") == (json_int_t)c->job->uid)
+			return json_is_true(json_object_get(one, "part")) ? NULL : one;
+	return NULL;
 }
 
-static void serve_from_copy(struct creation *c)
+static void serve_from_copy(struct creation *c, const json_t *copy)
 {
-	enum err e = job_serve_from_neighbour(c->job);
+	enum err e = job_serve_from_neighbour(c->job, copy);
 
 	if (e)
 		refuse(c, e);
@@ -228,8 +232,9 @@ static void on_source(void *user, enum err e, const json_t *ok, int *)
 	bool lacks = !e && what && strcmp(what, "none") == 0;
 	if (lacks && ask_behind(c))
 		return;
-	if (lacks && has_whole_copy(c)) {
-		serve_from_copy(c);
+	const json_t *copy = lacks ? find_whole_copy(c) : NULL;
+	if (copy) {
+		serve_from_copy(c, copy);
 		return;
 	}
 	if (!e && what && strcmp(what, "none") == 0)

@@ -218,8 +218,8 @@ bool job_marks_put(struct job *j, void (*done)(struct job *j));
 bool job_may_use_tier(const struct job *j, const struct ref *ref);
 /* From now on it is. why: what is wrong with the one that was asked for. */
 FALLIBLE enum err job_serve_from_tier(struct job *j, const struct ref *ref, enum err why);
-/* From now on the source of a load is the newest copy of its checkpoint in a node's memory: j->copies has one, and the storage lacks it. */
-FALLIBLE enum err job_serve_from_neighbour(struct job *j);
+/* From now on the source of a load is this one of j->copies, in a node's memory: the storage lacks the checkpoint. */
+FALLIBLE enum err job_serve_from_neighbour(struct job *j, const json_t *copy);
 /* The attempt failed because its source is damaged: true if the next one reads the copy. */
 bool job_retry_from_tier(struct job *j, enum err e);
 void job_note_served(struct job *j);                 /* into the result */

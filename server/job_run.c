@@ -210,8 +210,8 @@ static FALLIBLE enum err replica_role(const struct job *j, json_t **out)
 	*out = NULL;
 	if (!r->job.p)
 		return OK;
-	*out = json_pack("{s:{s:s, s:s, s:s, s:s, s:s}}", "replica", "job", r->job.p, "storage", r->of.storage.p, "name", r->of.name.p,
-			 "node", j->spec.source.node.p, "state_dict", j->spec.source.name.p);
+	*out = json_pack("{s:{s:s, s:s, s:s, s:s, s:s, s:b}}", "replica", "job", r->job.p, "storage", r->of.storage.p, "name", r->of.name.p,
+			 "node", j->spec.source.node.p, "state_dict", j->spec.source.name.p, "part", r->is_part);
 	NEED(*out, "cannot describe a replica");
 	return OK;
 }

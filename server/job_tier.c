@@ -45,9 +45,8 @@ FALLIBLE enum err job_serve_from_tier(struct job *j, const struct ref *ref, enum
 	return job_spec_resolve(j);
 }
 
-FALLIBLE enum err job_serve_from_neighbour(struct job *j)
+FALLIBLE enum err job_serve_from_neighbour(struct job *j, const json_t *copy)
 {
-	const json_t *copy = json_array_get(j->copies, 0);
 	const struct ref *ref = &j->spec.source;
 	const char *node = jval_text(copy, "node"), *name = jval_text(copy, "state_dict");
 	json_int_t generation = jval_int(copy, "generation");

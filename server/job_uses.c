@@ -22,6 +22,9 @@ FALLIBLE enum err job_use_target(struct job *j)
 
 	if (target->kind != REF_STATE_DICT || j->target_use || !state_dict_exists(j->server->state_dicts, target->name))
 		return OK;
+	if (state_dict_is_for_neighbour(j->server->state_dicts, target->name)) /* loads of its checkpoint would get the new values */
+		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" is the copy of a checkpoint for a neighbour: nothing else is put there",
+			   target->name.p);
 	if (j->spec.optimizer_model.name.p)
 		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists: a load of optimizer state makes its own", target->name.p);
 	if (job_state_dict_op_is(j) && ref_same(source, target))

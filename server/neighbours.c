@@ -291,7 +291,8 @@ static FALLIBLE enum err copy_new(struct copying *k, const char *node)
 	buf_printf(&c->key, "Idempotency-Key: replica-%s-%jd", k->job, (intmax_t)k->use->generation);
 	buf_putc(&c->key, '\0');
 	c->body = jtext_of(k->body);
-	c->record = json_pack("{s:s, s:s, s:s, s:I}", "node", node, "state", "copying", "state_dict", sd, "generation", (json_int_t)0);
+	c->record = json_pack("{s:s, s:s, s:s, s:I}", "node", node, "state", "copying", "state_dict", sd, "generation",
+			      (json_int_t)STATE_DICT_MADE_FIRST);
 	if (json_array_append_new(k->list, c->record) != 0)
 		return ERR(NO_MEMORY, "cannot ask a neighbour");
 	NEED(c->body, "cannot ask a neighbour");
@@ -376,10 +377,12 @@ static FALLIBLE enum err make_body(const struct job *j, struct copying *k)
 	const struct ref *target = &j->spec.target;
 
 	k->list = json_array();
-	k->body = json_pack("{s:s, s:{s:s, s:s, s:I}, s:{s:s+}, s:{s:s, s:{s:s, s:s}}, s:{s:s}}", "kind", "load", "source", "state_dict",
-			    k->use->name, "node", self, "generation", (json_int_t)k->use->generation, "target", "state_dict", "replica-",
-			    j->id, "replica", "job", j->id, "checkpoint", "storage", target->storage.p, "name", target->name.p, "labels",
-			    "replica_from", self);
+	k->body = json_pack("{s:s, s:{s:s, s:s, s:I}, s:{s:s+}, s:{s:s, s:{s:s, s:s}, s:b}, s:{s:s}}", "kind", "load",
+			    "source", "state_dict", k->use->name, "node", self, "generation", (json_int_t)k->use->generation,
+			    "target", "state_dict", "replica-", j->id,
+			    "replica", "job", j->id, "checkpoint", "storage", target->storage.p, "name", target->name.p,
+				       "part", j->spec.hosts.id.p != NULL,
+			    "labels", "replica_from", self);
 	NEED(k->list && k->body, "cannot ask a neighbour");
 	return OK;
 }

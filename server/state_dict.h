@@ -221,6 +221,7 @@ uint32_t state_dict_world(const struct state_dicts *s, struct str name);   /* 0:
  * transaction is on disk, state_dict_announce; or they go away with state_dict_drop, and nothing has changed.
  * Their generation is the state dict's last + 1, or `at_least` where that is larger; use->generation has it after state_dict_keep.
  * A generation that a job made is released when its last user is gone; one that a trainer sealed stays until the trainer releases it. */
+enum { STATE_DICT_MADE_FIRST = 1 };      /* the generation that a job fills when it makes the state dict, too */
 struct state_dict_make {
 	struct str name;
 	uint32_t world_size;
@@ -230,7 +231,7 @@ struct state_dict_make {
 	struct principal who;
 	const char *job;
 	int64_t lease_ms;                /* 0: it stays until it is deleted; else it is dropped when nobody renews it */
-	/* {"replica":{"job","storage","name","node","state_dict"}}: for a neighbour; copied. NULL: it is no replica */
+	/* {"replica":{"job","storage","name","node","state_dict","part"}}: for a neighbour; copied. NULL: it is no replica */
 	const json_t *replica;
 };
 typedef void (*made_fn)(void *user, enum err e, struct state_dict_use *use);   /* use: owned by the receiver */
@@ -263,6 +264,7 @@ void state_dict_memory_drop(struct state_dict_memory *m);
 /* Drops those that are over, unless they are in use. is_gone: has the cluster no such node any more? NULL: it is not known. */
 void state_dict_replicas_sweep(struct state_dicts *s, bool (*is_gone)(const void *user, const char *node), const void *user);
 uint64_t state_dict_replica_bytes(const struct state_dicts *s);
+bool state_dict_is_for_neighbour(const struct state_dicts *s, struct str name);
 
 /* Adds its rows to the transaction that ends the job; again, if that one fails. */
 FALLIBLE enum err state_dict_keep(struct state_dict_use *use, struct journal_txn *txn);

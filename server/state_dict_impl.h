@@ -120,7 +120,7 @@ struct state_dict {
 	uint32_t refs;              /* those who will come back from another thread or the journal */
 	bool dead;                  /* out of the table; freed with the last ref */
 	bool hidden;                /* made by a job that has not ended: nobody sees it, and the journal has no row */
-	json_t *replica;            /* {"replica":{"job","storage","name","node","state_dict"}}: a neighbour's; NULL: it is none */
+	json_t *replica;            /* {"replica":{"job","storage","name","node","state_dict","part"}}: a neighbour's; NULL: it is none */
 	uint64_t replica_bytes;     /* counted in the budget for neighbours */
 	int64_t replica_until_ms;   /* service time: it goes then */
 	struct state_dict_feed *feed;   /* NULL: neither a publication nor a subscriber */

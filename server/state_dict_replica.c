@@ -152,6 +152,13 @@ void state_dict_replicas_recall(struct state_dicts *s)
 
 /* ---- shown ---- */
 
+bool state_dict_is_for_neighbour(const struct state_dicts *s, struct str name)
+{
+	const struct state_dict *sd = map_object(&s->table, name);
+
+	return sd && sd->replica;
+}
+
 bool state_dict_is_replica(const struct state_dict *sd, const struct ref *checkpoint)
 {
 	return sd->replica && !sd->hidden && str_is(checkpoint->storage, text_of(sd, "storage")) &&
@@ -167,5 +174,5 @@ void state_dict_replica_put(const struct state_dict *sd, struct buf *out)
 	buf_json_member(out, ",\"name\":", str_of(text_of(sd, "name")));
 	buf_json_member(out, ",\"from\":", str_of(text_of(sd, "node")));
 	buf_json_member(out, ",\"from_state_dict\":", str_of(text_of(sd, "state_dict")));
-	buf_puts(out, "}");
+	buf_printf(out, ",\"part\":%s}", json_is_true(json_object_get(json_object_get(sd->replica, "replica"), "part")) ? "true" : "false");
 }

@@ -1,5 +1,8 @@
 """Checkpoints in the memory of other nodes: copies that a save asks its neighbours for, and what becomes of them."""
+import contextlib
 import shutil
+import signal
+import threading
 import time
 
 import package
@@ -59,8 +62,9 @@ def test_a_save_is_copied_to_a_neighbour(pair):
     (copy,) = job["replicas"]
     assert copy["node"] == "b" and copy["state"] == "held" and not job["result"].get("warnings"), job
     (held,) = replicas(b)
-    assert held["replica"] == {"job": job["id"], "storage": "main", "name": "run/step-1", "from": "a", "from_state_dict": sd}
-    assert held["name"] == copy["state_dict"] and not replicas(a)
+    assert held["replica"] == {"job": job["id"], "storage": "main", "name": "run/step-1", "from": "a", "from_state_dict": sd,
+                               "part": False}
+    assert (held["name"], held["generation"]) == (copy["state_dict"], copy["generation"]) and not replicas(a)
     assert [i.entries for i in b.images(held["name"])] == [lib.Image(i).entries for i in images()]
     metrics = a.api.get("/metrics").body.decode()
     assert 'dcpd_replicas_total{outcome="held"} 1' in metrics and "dcpd_replicated_seconds_count 1" in metrics
@@ -227,3 +231,51 @@ def test_what_is_not_in_the_storage_comes_out_of_a_nodes_memory(held, tmp_path):
     assert load(b, source)["served_from"]["node"] == "b"
     b.kill()
     c.api.post("/v1/jobs", {"kind": "load", "source": source, "target": {"state_dict": "x"}}).problem("not_found")
+
+
+@contextlib.contextmanager
+def paused(node):
+    node.proc.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        node.proc.send_signal(signal.SIGCONT)
+
+
+def test_the_part_of_a_save_by_several_hosts_never_stands_for_the_whole(pair):
+    """Also if the other parts are gone: half a checkpoint would be loaded as if it were all."""
+    a, b = pair
+    a.put("half", large())
+    job = a.api.submit("save", source={"state_dict": "half"}, target={"storage": "main", "name": "run/step-1"},
+                       options={"neighbours": 1, "retries": 0},
+                       hosts={"id": "several-12345678", "index": 0, "ranks": [[0, 1], [2, 3]], "timeout_s": 1})
+    done = settled(a, job)
+    assert done["state"] == "failed" and done["replicas"][0]["state"] == "held", done
+    b.api.post("/v1/jobs", {"kind": "load", "source": {"storage": "main", "name": "run/step-1"},
+                            "target": {"state_dict": "x"}}).problem("not_found")
+    assert replicas(b)[0]["replica"]["part"] is True
+
+
+def test_nothing_else_is_put_into_a_copy(held):
+    """It would be loaded as the checkpoint."""
+    a, b, c, source = held
+    (copy,) = replicas(b)
+    b.api.post("/v1/jobs", {"kind": "load", "source": source, "target": {"state_dict": copy["name"]}}).problem("state_dict_exists")
+
+
+def test_a_daemon_stops_while_a_load_asks_for_copies(pair, cluster):
+    a, b = pair
+    c = cluster("c", args=("--drain-timeout", "100ms"))
+    c.sees(a="joined", b="joined", c="joined")
+    source = {"storage": "main", "name": "run/step-1"}
+
+    def ask():
+        with contextlib.suppress(OSError):
+            c.api.post("/v1/jobs", {"kind": "load", "source": source, "target": {"state_dict": "x"}})
+
+    asked = threading.Thread(target=ask)
+    with paused(b):
+        asked.start()
+        time.sleep(0.3)
+        assert c.stop() == 0
+    asked.join()

@@ -61,6 +61,7 @@ struct spec_hosts {
 struct spec_replica {
 	struct str job;                /* the save's; p NULL: the load is an ordinary one */
 	struct ref of;                 /* its checkpoint */
+	bool is_part;                  /* the save is of several hosts: other nodes have the rest */
 };
 
 /* The condition under which a delete removes its target. */

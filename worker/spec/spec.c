@@ -206,8 +206,9 @@ static FALLIBLE enum err read_replica(const struct jval *doc, struct spec *s)
 
 	if (s->kind != JOB_LOAD || !v.j)
 		return OK;
-	TRY(jval_only(&v, (const char *const[]){ "job", "checkpoint", NULL }));
+	TRY(jval_only(&v, (const char *const[]){ "job", "checkpoint", "part", NULL }));
 	TRY(jval_string(&job, &s->replica.job));
+	TRY(jval_opt_bool(&v, "part", &s->replica.is_part));
 	if (!is_job_id(s->replica.job))
 		return jval_fail(&job, ERR_VALIDATION_FAILED, "is no job's id");
 	TRY(ref_read(&of, REF_CHECKPOINT, NULL, &s->replica.of));
