@@ -317,8 +317,8 @@ def test_each_call_of_the_driver_fails(g, trainer, call, nth):
         hand.close()
         r.drop()
     assert g.proc.pid == daemon and g.alive()
-    held = [f for w in copiers(g) for f in lib.fd_targets(w["pid"]) if "fake device memory" in f]
-    assert len(held) <= 1, "the last copy's worker has let go of all but its kernel's table of pieces"
+    held = lambda: [f for w in copiers(g) for f in lib.fd_targets(w["pid"]) if "fake device memory" in f]  # noqa: E731
+    lib.wait_for(lambda: len(held()) <= 1, 10, "the last copy's worker has let go of all but its kernel's table of pieces")
 
 
 def test_memory_that_cannot_be_pinned_is_copied_all_the_same(g, trainer):
