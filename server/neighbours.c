@@ -278,11 +278,11 @@ static FALLIBLE enum err copy_new(struct copying *k, const char *node)
 	struct copy *c = mem_zalloc(1, sizeof *c);
 	const char *sd = jval_text(json_object_get(k->body, "target"), "state_dict");
 
+	k->pending++; /* the caller takes it back after an error */
 	NEED(c, "cannot ask a neighbour");
 	c->of = k;
 	c->next = k->copies;
 	k->copies = c;
-	k->pending++;
 	snprintf(c->node, sizeof c->node, "%s", node);
 	c->caller = BUF_INIT(128);
 	c->key = BUF_INIT(128);

@@ -71,6 +71,19 @@ def test_a_save_is_copied_to_a_neighbour(pair):
     assert 'dcpd_neighbour_bytes{state="limit"} 67108864' in b.api.get("/metrics").body.decode()
 
 
+def test_dcpctl_saves_with_neighbours(pair):
+    a, b = pair
+    sd = lib.fresh()
+    a.put(sd, images())
+    r = a.ctl("save", f"shm:{sd}", "main:run/step-1", "--neighbours", "1")
+    assert r.returncode == 0, r
+    (job,) = a.api.get("/v1/jobs?filter=kind=save").ok(200)["jobs"]
+    replicated = settled(a, job)["milestones"]["replicated"]
+    (line,) = [row for row in a.ctl("job", job["id"]).stdout.splitlines() if "replicated" in row]
+    assert replicated in line, line
+    assert "neighbours" in a.ctl("save", f"shm:{sd}", "main:run/step-2", "--neighbours", "17").stderr
+
+
 def test_a_newer_step_takes_the_place_of_the_older_one_and_a_restart_keeps_it(pair):
     a, b = pair
     sd = lib.fresh()
