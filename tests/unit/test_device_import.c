@@ -115,7 +115,11 @@ static void start_exporter(struct exporter *x)
 	mem_free(kept);
 	close(pair[1]);
 	x->to = pair[0];
-	C_TRUE(recv(pair[0], x->handle.ipc, DEVICE_IPC_BYTES, MSG_WAITALL) == DEVICE_IPC_BYTES);
+	if (recv(pair[0], x->handle.ipc, DEVICE_IPC_BYTES, MSG_WAITALL) != DEVICE_IPC_BYTES) {
+		int status = 0;
+		C_TRUE(waitpid(x->pid, &status, 0) == x->pid && WIFEXITED(status) && WEXITSTATUS(status) == T_NO_GPU);
+		_exit(T_NO_GPU);
+	}
 }
 
 static void end_exporter(struct exporter *x)
