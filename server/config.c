@@ -27,7 +27,8 @@ struct option {
 #define AT(field) offsetof(struct config, field)
 
 static const struct option table[] = {
-	{ "config", TEXT, AT(config_file), NULL, "FILE", "file of `key = value` lines; repeated keys make lists, # begins a comment" },
+	{ "config", TEXT, AT(config_file), NULL, "FILE",
+	  "file of `key = value` lines; repeated keys make lists, lines with # in front are comments" },
 	{ "state-dir", TEXT, AT(state_dir), NULL, "DIR",
 	  "journal, token and socket; default /var/lib/dcpd as root, else $XDG_STATE_HOME/dcpd" },
 	{ "storage", LIST, AT(storage), NULL, "NAME=DIR", "a storage: a directory, or s3://BUCKET/PREFIX; may be repeated" },

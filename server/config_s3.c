@@ -31,13 +31,15 @@ static FALLIBLE enum err check_value(const char *item, struct str key, struct st
 		return ERR(CONFIG, "s3.%.100s: known are endpoint, region, path-style and credentials", item);
 	if (str_is(key, "endpoint"))
 		good = str_starts(value, "http://") || str_starts(value, "https://");
+	else if (str_is(key, "region"))
+		good = value.n > 0 && strcspn(value.p, " \t#") == value.n;
 	else if (str_is(key, "path-style"))
 		good = str_is(value, "true") || str_is(value, "false");
 	else if (str_is(key, "credentials"))
 		good = str_is(value, "env") || str_starts(value, "/");
 	if (!good)
-		return ERR(CONFIG, "s3.%.200s: endpoint is http[s]://HOST[:PORT], path-style true or false, credentials env or a file's "
-			   "absolute path", item);
+		return ERR(CONFIG, "s3.%.200s: endpoint is http[s]://HOST[:PORT], region one word, path-style true or false, credentials "
+			   "env or a file's absolute path; a comment has a line of its own", item);
 	return OK;
 }
 

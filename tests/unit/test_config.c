@@ -153,6 +153,7 @@ static void test_refused(void **state)
 	refused(ARGS("--storage", "a=s3://bucket/run", "--s3.a.colour=x"), NULL, "endpoint, region");
 	refused(ARGS("--storage", "a=s3://bucket/run", "--s3.a.endpoint=ftp://x"), NULL, "http[s]://");
 	refused(ARGS("--storage", "a=s3://bucket/run", "--s3.a.credentials=keys"), NULL, "absolute path");
+	refused(ARGS("--storage", "a=s3://bucket/run", "--s3.a.region=eu-1   # a comment"), NULL, "line of its own");
 	refused(ARGS("--storage", "main=file://a"), NULL, "NAME=/DIR");
 	refused(ARGS("--storage", "a=/a", "--storage", "a=/b"), NULL, "twice");
 	refused(ARGS("--shm-limit", "10XB"), NULL, "size");
