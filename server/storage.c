@@ -35,6 +35,21 @@ struct storage *storage_at(const struct storages *all, uint32_t index)
 	return all->items[index];
 }
 
+/* Names the storages that there are, as many as have room, for a caller who has mistyped one. */
+static FALLIBLE enum err unknown_storage(const struct storages *all, struct str name)
+{
+	char names[160] = "none";
+	size_t at = 0;
+
+	for (uint32_t i = 0; i < all->count; i++) {
+		bool fits = at + strlen(all->items[i]->name) + sizeof ", , …" <= sizeof names;
+		at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at ? ", " : "", fits ? all->items[i]->name : "…");
+		if (!fits)
+			break;
+	}
+	return ERR(NOT_FOUND, "there is no storage \"%.*s\"; dcpd has: %s", (int)num_min(name.n, 64), name.p, names);
+}
+
 FALLIBLE enum err storage_find(struct storages *all, struct str name, struct storage **out)
 {
 	for (uint32_t i = 0; i < all->count; i++)
@@ -47,7 +62,7 @@ FALLIBLE enum err storage_find(struct storages *all, struct str name, struct sto
 			*out = st;
 			return OK;
 		}
-	return ERR(NOT_FOUND, "there is no storage \"%.*s\"", (int)num_min(name.n, 64), name.p);
+	return unknown_storage(all, name);
 }
 
 void storage_root(const struct storage *st, struct worker_root *root)

@@ -1,4 +1,5 @@
 /* storage_probe.c: asks a look-up worker how much space a storage has and whether it answers at all. */
+#include "base/log.h"
 #include "base/mem.h"
 #include "server/service_clock.h"
 #include "server/errdoc.h"
@@ -33,8 +34,11 @@ static void on_probe(void *user, enum err e, const json_t *ok, int *)
 				storage_speed_space(&st->speed, st->fresh_ms, st->free_bytes);
 			storage_set_state(p->all, st, STORAGE_OK);
 		}
-		if (e && st->path[0] != '/' && st->state != STORAGE_STATE_STALLED)
+		if (e && st->path[0] != '/' && st->state != STORAGE_STATE_STALLED) {
+			if (st->state != STORAGE_UNAVAILABLE)
+				log_warn("storage does not answer", "storage", st->name, "why", info.text, NULL);
 			storage_set_state(p->all, st, STORAGE_UNAVAILABLE);
+		}
 		json_decref(st->problem);
 		err_restore(&info);
 		st->problem = st->state == STORAGE_UNAVAILABLE ? errdoc_of(e) : NULL;

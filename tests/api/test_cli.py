@@ -60,6 +60,8 @@ def test_json(d, c):
     assert json.loads(good(d.ctl("ls", "main", "--json")))
     assert json.loads(good(d.ctl("show", f"main:{c.name}", "--json")))["name"] == c.name
     assert json.loads(good(d.ctl("status", "--json")))
+    r = d.ctl("ls", "mian")
+    assert r.returncode == 6 and r.stderr.strip().endswith('there is no storage "mian"; dcpd has: ' + ", ".join(sorted(d.storages))), r
     r = d.ctl("verify", "main:no/such", "--json")
     assert json.loads(good(r, 6))
 

@@ -244,6 +244,7 @@ def test_unavailable(spawn, s3_server, wrong, code, words):
     assert shown["s3"]["state"] == "unavailable" and shown["main"]["state"] == "ok", shown
     assert shown["s3"]["problem"]["code"] == code and words in shown["s3"]["problem"]["detail"], shown["s3"]
     assert words in d.ctl("status").stdout
+    assert any("storage does not answer" in line and words in line for line in d.since_start().splitlines())
     name, images = saved(d, storage="main")
     loads(d, name, images, "main")
     sd = lib.fresh()
