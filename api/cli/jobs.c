@@ -1,6 +1,7 @@
 /* jobs.c: the commands that make and steer jobs. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "api/cli/commands.h"
@@ -262,6 +263,8 @@ static bool print_event(void *user, const char *line)
 
 	if (*json) {
 		show_line(e);
+	} else if (e && strcmp(show_text(e, "type"), "lost") == 0) {
+		show_out("lost: events are missing here; go by those that follow\n");
 	} else if (e) {
 		show_out("%s %s ", show_text(e, "time"), show_text(e, "type"));
 		show_line(json_object_get(e, "data"));

@@ -12,7 +12,7 @@ enum { WAIT_MAX_MS = 60000 /* of one request */, NOTE_MS = 30000 /* a node takes
        RUN_MS = 60000 };
 
 static const char *const columns[] = { "NODE=name",	   "STATE=state", "ADVERTISE=advertise", "VERSION=version",
-				       "JOBS=jobs", "STORAGES=storages", NULL };
+				       "JOBS=jobs", "STORAGES=storages:words", NULL };
 
 static void print_nodes(const json_t *doc)
 {
@@ -36,8 +36,8 @@ static void print_publications(const json_t *doc)
 {
 	static const char *const published[] = { "PUBLICATION=name", "VERSION=generation", "RANKS=world_size",
 						 "PUBLISHED=published_at", NULL };
-	static const char *const subscribed[] = { "SUBSCRIBER=name", "OF=subscribe.publication", "RANKS=world_size", "VERSION=generation",
-						  "APPLIED=subscription.applied", "LAG=subscription.lag_s",
+	static const char *const subscribed[] = { "SUBSCRIBER=name", "NODE=node", "OF=subscribe.publication", "RANKS=world_size",
+						  "VERSION=generation", "APPLIED=subscription.applied", "LAG=subscription.lag_s",
 						  "CHANGED=subscription.changed_bytes:bytes", "PROBLEM=subscription.problem.code", NULL };
 	json_t *all = json_array(), *one;
 	size_t i;

@@ -157,6 +157,17 @@ static void put_dims(struct buf *b, const json_t *dims)
 	buf_putc(b, ']');
 }
 
+static void put_words(struct buf *b, const json_t *words)
+{
+	size_t i;
+	json_t *word;
+
+	json_array_foreach(words, i, word) {
+		buf_puts(b, i ? ", " : "");
+		show_put_clean(b, json_string_value(word) ?: "");
+	}
+}
+
 static int put_chunk(const char *p, size_t n, void *user)
 {
 	buf_put(user, p, n);
@@ -203,6 +214,8 @@ void show_put_cell(struct buf *b, const json_t *item, const char *column, bool r
 		buf_puts(b, show_bytes(json_number_value(v), text));
 	else if (form && strcmp(form, ":dims") == 0)
 		put_dims(b, v);
+	else if (!raw && form && strcmp(form, ":words") == 0)
+		put_words(b, v);
 	else if (form && strcmp(form, ":ref") == 0)
 		put_ref(b, v);
 	else if (form && strcmp(form, ":verdict") == 0)

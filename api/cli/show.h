@@ -32,7 +32,7 @@ void show_put_clean(struct buf *b, const char *text);     /* see term_clean */
 void show_put_cell(struct buf *b, const json_t *item, const char *column, bool raw);
 const char *show_bytes(double bytes, char out[32]);     /* "1.2 GiB" */
 const char *show_seconds(double s, char out[32]);       /* "1:02:03", "4.2s" */
-/* columns: "TITLE=key" or "TITLE=key:FORM" with FORM bytes, dims, count, verdict or ref ("main:a", "shm:x"); keys may be paths,
+/* columns: "TITLE=key" or "TITLE=key:FORM" with FORM bytes, dims, count, words, verdict or ref ("main:a", "shm:x"); keys may be paths,
  * "progress.rate", and one that is absent may have another behind "|". Ends with NULL. */
 void show_table(const json_t *items, const char *const *columns);     /* show_list.c */
 /* Prints the first n of them as a table, whatever --output says. */

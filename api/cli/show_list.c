@@ -52,7 +52,8 @@ static bool is_right(const char *column)
 {
 	const char *form = strrchr(column, ':');
 
-	return form && strcmp(form, ":dims") != 0 && strcmp(form, ":ref") != 0 && strcmp(form, ":verdict") != 0;
+	return form && strcmp(form, ":dims") != 0 && strcmp(form, ":ref") != 0 && strcmp(form, ":verdict") != 0 &&
+	       strcmp(form, ":words") != 0;
 }
 
 static bool is_named(const char *column, const char *wanted, size_t n)

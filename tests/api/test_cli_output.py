@@ -102,17 +102,18 @@ class OneEvent(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "application/x-ndjson")
         self.end_headers()
-        self.wfile.write(json.dumps(self.event).encode() + b"\n")
+        self.wfile.write(b'{"type":"lost"}\n' + json.dumps(self.event).encode() + b"\n")
 
     def log_message(self, *_):
         pass
 
 
-def test_an_event_with_a_nul_is_shown():
+def test_an_event_with_a_nul_and_a_gap_before_it_are_shown():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), OneEvent) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         env = lib.clean_environment(DCPD_URL=f"http://127.0.0.1:{server.server_port}", DCPD_TOKEN="x")
         json_, table = (subprocess.run([lib.BIN / "dcpctl", "events", *more], env=env, capture_output=True, text=True, timeout=60).stdout
                         for more in (["--json"], []))
         server.shutdown()
-    assert json.loads(json_) == OneEvent.event and "a\\u0000b" in table, (json_, table)
+    assert [json.loads(line) for line in json_.splitlines()] == [{"type": "lost"}, OneEvent.event], json_
+    assert table.startswith("lost: events are missing") and "a\\u0000b" in table, (json_, table)

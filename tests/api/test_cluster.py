@@ -130,6 +130,7 @@ def test_dcpctl_and_the_package(cluster):
     a.sees(a="joined", b="joined")
     rows = a.ctl("nodes").stdout.splitlines()
     assert [row.split()[:2] for row in rows[1:]] == [["a", "joined"], ["b", "joined"]], rows
+    assert rows[1].split()[-1] == ", ".join(a.storages), rows
     job = held_job(b, "busy")
     r = a.ctl("drain", "b", "--wait", "1s")
     assert r.returncode == 4 and r.stdout == "b is draining\n", r

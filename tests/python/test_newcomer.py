@@ -336,6 +336,16 @@ def test_doctor_and_memory(monkeypatch):
     assert "--shm-size" in small[2] and "dcpctl ls shm:" in full[2]
 
 
+def test_a_reader_that_has_enough_is_no_error(at):
+    dcpd.save({"w": torch.ones(3)}, name := f"main:{lib.fresh()}")
+    for words in (["ls", "main"], ["show", name]):
+        r, w = os.pipe()
+        os.close(r)
+        p = subprocess.run([sys.executable, "-m", "dcpd", *words], cwd=PACKAGE, stdout=w, stderr=subprocess.PIPE, text=True, timeout=60)
+        os.close(w)
+        assert (p.returncode, p.stderr) == (0, ""), p
+
+
 def test_importing_costs_little():
     """Also with warnings as errors; and nothing heavy comes along."""
     code = ("import time; t = time.process_time(); import dcpd; t = time.process_time() - t; import sys; "

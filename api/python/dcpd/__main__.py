@@ -1,6 +1,7 @@
 """python -m dcpd doctor | ls [STORAGE] | show REF"""
 from __future__ import annotations
 
+import os
 import sys
 from typing import List
 
@@ -27,5 +28,15 @@ def main(argv: List[str]) -> int:
     return 2
 
 
+def run() -> int:
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # `… | head` has read enough; without /dev/null the interpreter's last flush raises again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run())
