@@ -386,7 +386,7 @@ $(TESTBIN)/test_cli_%: $(O)/tests/unit/test_cli_%.o $(call obj,$(CTL_SRC)) $(LIB
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lcmocka $(CTL_LIBS)
 # The worker's jobs and the coordinator's are two modules of one name: who tests the first links without the second.
-OPS_TESTS := hostile_memory build_files build_diff build_sources checkpoint commit dcp_ops exec read_plan locate lookup_kept manifest plan_sound run spec_layout spec_select spool store_jobs trash wave
+OPS_TESTS := hostile_memory build_files build_diff build_sources checkpoint commit dcp_ops exec read_plan locate lookup_kept manifest past_cache plan_sound run spec_layout spec_select spool store_jobs trash wave
 $(OPS_TESTS:%=$(TESTBIN)/test_%): $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(LIB)/libdcp.a
 	$(say) LINK $@
 	@mkdir -p $(@D)
@@ -400,6 +400,8 @@ $(TESTBIN)/test_comm_threads: LDFLAGS_ALL += -Wl,--wrap=mmap,--wrap=munmap
 # An fsync that fails as the test says.
 $(TESTBIN)/test_commit: LDFLAGS_ALL += -Wl,--wrap=fsync
 $(TESTBIN)/test_fence: LDFLAGS_ALL += -Wl,--wrap=fsync,--wrap=unlinkat
+# A file system without O_DIRECT, and files that are not in the page cache.
+$(TESTBIN)/test_past_cache: LDFLAGS_ALL += -Wl,--wrap=pread,--wrap=fs_cached
 # A clock that goes as the test says.
 $(TESTBIN)/test_locate: LDFLAGS_ALL += -Wl,--wrap=clock_gettime
 .PRECIOUS: $(O)/%.o
