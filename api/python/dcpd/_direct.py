@@ -29,7 +29,7 @@ from .image import ChunkSpec
 AVERAGE_MIN = 16 << 10  # bytes of a box: below, what each costs here is more than a job costs
 LARGE, LARGE_ALL = 1 << 20, 64 << 20  # where the average is less: one box, and all such that are worth another way for them
 BOXES_MAX = 1 << 16      # of one question
-PIECE = 1 << 20          # read and digested at once: little enough to be in the cache still
+PIECE = 512 << 10        # read and digested at once: little enough to be in the cache still
 AHEAD = 32 << 20         # bytes that the kernel is asked to read before they are waited for
 _ADVICE = 1 << 20        # by one call: it takes no more
 _RWF_NOWAIT = 8
