@@ -252,6 +252,8 @@ FALLIBLE enum err h_publication_follow(struct req *r)
 	}
 	if (subscriber.j) {
 		TRY(read_guest(&subscriber, &guest));
+		if (!r->caller.is_node)
+			return jval_fail(&subscriber, ERR_FORBIDDEN, "is for the daemons of other nodes: a client makes a state dict that subscribes");
 		TRY(state_dict_note_guest(r->core->state_dicts, &who, r->parts[2], &guest));
 	}
 	req_hold(r);

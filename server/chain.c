@@ -257,7 +257,7 @@ static void make_job(struct execution *x)
 	CLEANUP(json_decrefp) json_t *request = NULL;
 	CLEANUP(json_decrefp) json_t *parent = parent_of(x);
 	struct jval step = JVAL_ROOT(step_of(x));
-	struct job_request rq = { .who = { .uid = c->base.uid, .admin = c->base.uid == 0 || c->base.uid == geteuid() }, .parent = parent };
+	struct job_request rq = { .who = principal_of(c->base.uid), .parent = parent };
 	char key[96];
 	enum err e = chain_step_request(&step, c->base.name, jval_text(x->doc, "storage"), jval_text(x->doc, "name"), &rq.kind, &request);
 

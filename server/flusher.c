@@ -318,7 +318,7 @@ static void submit(struct flusher *f, struct tier_entry *e)
 		json_pack("{s:s, s:{s:s, s:s}, s:{s:s, s:s}, s:{s:b, s:s, s:i}, s:{s:s}}", "kind", kind_of(JOB_REPLICATE)->name, "source",
 			  "storage", how->storage, "name", e->name, "target", "storage", how->target, "name", e->name, "options",
 			  "overwrite", 1, "pace", how->background ? "background" : "full", "retries", 0, "labels", "tier", how->storage);
-	struct job_request rq = { .kind = JOB_REPLICATE, .spec = spec, .who = { .uid = uid, .admin = uid == own || uid == 0 } };
+	struct job_request rq = { .kind = JOB_REPLICATE, .spec = spec, .who = principal_of(uid) };
 
 	f->name = mem_strdup(e->name);
 	if (!spec || !f->name) {

@@ -97,7 +97,7 @@ void job_new_id(const struct journal *journal, char id[JOB_ID_LEN + 1])
 
 struct principal job_owner(const struct job *j)
 {
-	return (struct principal){ .uid = j->uid, .admin = j->uid == 0 || j->uid == geteuid() };
+	return principal_of(j->uid);
 }
 
 /* ---- memory ---- */

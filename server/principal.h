@@ -16,4 +16,6 @@ struct idempotency {
 	struct str key, body;
 };
 
+/* The owner of a job, a state dict or a chain, for what is asked for in that owner's name. */
+struct principal principal_of(uid_t uid);
 bool principal_may(const struct principal *p, uid_t owner);

@@ -98,6 +98,7 @@ void state_dict_await_version(struct state_dicts *s, const struct principal *who
 struct state_dict_guest {
 	struct state_dict_guest *next;
 	char node[65], name[STATE_DICT_NAME_MAX + 1];
+	uid_t uid;                      /* the caller's; set when it is noted */
 	int64_t world_size, applied;    /* applied -1: nothing yet */
 	int64_t seen_ms;                /* monotone clock; set when it is noted */
 };

@@ -256,6 +256,7 @@ FALLIBLE enum err state_dict_note_guest(struct state_dicts *s, const struct prin
 	struct state_dict_guest *next = g->next;
 	*g = *guest;
 	g->next = next;
+	g->uid = who->uid;
 	g->seen_ms = clock_mono_ms();
 	return OK;
 }
@@ -275,6 +276,7 @@ void state_dict_put_guests(struct state_dict *pub, const char *comma, struct buf
 		buf_puts(out, comma);
 		buf_json_member(out, "{\"name\":", str_of(g->name));
 		buf_json_member(out, ",\"node\":", str_of(g->node));
+		buf_printf(out, ",\"uid\":%u", g->uid);
 		buf_json_member(out, ",\"subscribe\":{\"publication\":", str_of(pub->name));
 		buf_printf(out, "},\"world_size\":%jd,\"generation\":%s,\"subscription\":{\"applied\":%s,\"published\":%s,\"lag_s\":%.3f}}",
 			   (intmax_t)g->world_size, applied, applied, published,

@@ -76,6 +76,7 @@ struct state_dict_feed {
 	int64_t retry_ms;           /* service time: no update is asked for before */
 	int64_t failed_generation;  /* of the publication, whose update failed; -1: the last one did not */
 	json_t *problem;            /* … and why */
+	enum err stopped;           /* ERR_PUBLISHER_AWAY, ERR_FORBIDDEN: `problem` is that, and goes when it is over; OK: it is another */
 	uint64_t updates, changed_bytes, kept_bytes;   /* how many succeeded; of the last one */
 	/* of a subscriber to another node's publication (state_dict_remote.c): */
 	int64_t published;          /* the newest version there; -1: none that is known */
@@ -83,7 +84,6 @@ struct state_dict_feed {
 	int64_t silent_ms;          /* monotone clock: that node has not answered since; 0: it does */
 	int64_t ask_ms;             /* monotone clock: it is not asked before */
 	bool asks, tells;           /* a request is under way: for the next version, with `applied` alone */
-	bool away;                  /* `problem` is that the node does not answer */
 	/* of a publication: */
 	struct state_dict_guest *guests;
 	bool yields;                /* its slots are about to be taken from readers of older versions */
@@ -233,6 +233,9 @@ void state_dict_readings_yield(struct state_dict *sd);
 
 /* ---- state_dict_update.c, state_dict_remote.c ---- */
 void state_dict_update_failed(struct state_dict *sd, json_t *problem, int64_t generation);      /* takes `problem` */
+/* No update until state_dict_update_goes_on(): `why` is this thread's latest error. Ends the waits of its ranks, once. */
+void state_dict_update_stopped(struct state_dict *sd, enum err why);
+void state_dict_update_goes_on(struct state_dict *sd);
 void state_dict_remote_look(struct server *s, struct state_dict *sd);  /* asks and tells the publication's node what is due */
 
 /* ---- state_dict_await.c ---- */

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/jtext.h"
+#include "base/jval.h"
 #include "base/mem.h"
 #include "server/cluster.h"
 #include "server/config.h"
@@ -50,22 +51,10 @@ static void no_answer(struct server *s, struct state_dict *sd, const char *why)
 	f->ask_ms = now + RETRY_MS;
 	if (!f->silent_ms)
 		f->silent_ms = now;
-	if (f->away || now - f->silent_ms < s->config->cluster_ttl_ms)
+	if (now - f->silent_ms < s->config->cluster_ttl_ms)
 		return;
-	enum err e = ERR(PUBLISHER_AWAY, "publication \"%s\": %s; the subscription goes on when the node is back", f->publication, why);
-	state_dict_update_failed(sd, errdoc_sure(e), f->published + 1);
-	f->away = true;
-}
-
-static void has_answered(struct state_dict_feed *f)
-{
-	f->silent_ms = 0;
-	if (!f->away)
-		return;
-	f->away = false;
-	json_decref(f->problem);
-	f->problem = NULL;
-	f->failed_generation = -1;
+	state_dict_update_stopped(sd, ERR(PUBLISHER_AWAY, "publication \"%s\": %s; the subscription goes on when the node is back",
+					  f->publication, why));
 }
 
 static void take_answer(struct state_dict *sd, const struct errand *x)
@@ -81,7 +70,9 @@ static void take_answer(struct state_dict *sd, const struct errand *x)
 		no_answer(x->server, sd, why);
 		return;
 	}
-	has_answered(f);
+	f->silent_ms = 0;
+	if (x->sent.status != 403)
+		state_dict_update_goes_on(sd);
 	if (x->sent.status == 200 && !e) {
 		int64_t newest = json_is_integer(generation) ? json_integer_value(generation) : -1, was = f->published;
 		f->told = x->applied > f->told ? x->applied : f->told;
@@ -92,8 +83,8 @@ static void take_answer(struct state_dict *sd, const struct errand *x)
 	}
 	f->ask_ms = clock_mono_ms() + RETRY_MS;
 	state_dict_learn(sd, -1);
-	if (x->sent.status == 403 && !f->problem)
-		state_dict_update_failed(sd, errdoc_sure(errdoc_restore(doc)), 0);
+	if (x->sent.status == 403)
+		state_dict_update_stopped(sd, ERR(FORBIDDEN, "node \"%s\": %s", f->node, jval_text(doc, "detail")));
 }
 
 static void on_answer(struct cluster_errand *sent, enum err e)
@@ -134,7 +125,7 @@ static FALLIBLE enum err build(struct errand *x, const char *own_node)
 		buf_printf(&x->path, "%%%02X", *p);
 	buf_printf(&x->path, ":follow?wait=%ds", x->waits ? WAIT_S : 0);
 	buf_putc(&x->path, '\0');
-	snprintf(x->caller, sizeof x->caller, CLUSTER_CALLER_HEAD ": %u 1 %d -", (unsigned)sd->uid, sd->uid == 0);
+	snprintf(x->caller, sizeof x->caller, CLUSTER_CALLER_HEAD ": %u 1 %d -", (unsigned)sd->uid, principal_of(sd->uid).admin);
 	return buf_status(&x->path);
 }
 

@@ -51,12 +51,36 @@ void state_dict_update_failed(struct state_dict *sd, json_t *problem, int64_t ge
 {
 	struct state_dict_feed *f = sd->feed;
 
-	f->away = false;
+	f->stopped = OK;
 	json_decref(f->problem);
 	f->problem = problem;
 	f->failed_generation = generation;
 	f->retry_ms = clock_service_ms() + RETRY_MS;
 	state_dict_emit(sd, "update_failed", generation);
+}
+
+void state_dict_update_stopped(struct state_dict *sd, enum err why)
+{
+	struct state_dict_feed *f = sd->feed;
+	int64_t mine = state_dict_newest(sd), newest = state_dict_published(sd);
+
+	if (f->stopped == why)
+		return;
+	state_dict_update_failed(sd, errdoc_sure(why), (newest > mine ? newest : mine) + 1);
+	f->stopped = why;
+}
+
+void state_dict_update_goes_on(struct state_dict *sd)
+{
+	struct state_dict_feed *f = sd->feed;
+
+	if (!f->stopped)
+		return;
+	f->stopped = OK;
+	json_decref(f->problem);
+	f->problem = NULL;
+	f->failed_generation = -1;
+	f->retry_ms = 0;
 }
 
 struct asked {
@@ -85,7 +109,7 @@ static void ask(struct server *s, struct state_dict *sd, int64_t generation)
 	const json_t *wish = json_object_get(sd->feed->role, "subscribe");
 	CLEANUP(json_decrefp) json_t *doc = state_dict_update_request(wish, sd->name, sd->world_size, generation);
 	CLEANUP(spec_free) struct spec spec = { 0 };
-	struct job_request rq = { .kind = sd->feed->node ? JOB_LOAD : JOB_REDISTRIBUTE, .spec = doc, .who = { .uid = sd->uid } };
+	struct job_request rq = { .kind = sd->feed->node ? JOB_LOAD : JOB_REDISTRIBUTE, .spec = doc, .who = principal_of(sd->uid) };
 	enum err e = doc ? spec_read(doc, &spec) : ERR(NO_MEMORY, "cannot ask for an update");
 
 	if (e) {
@@ -102,23 +126,26 @@ static void ask(struct server *s, struct state_dict *sd, int64_t generation)
 static void look(struct server *s, struct state_dict *sd, int64_t now)
 {
 	struct state_dict_feed *f = sd->feed;
-	const struct principal who = { .uid = sd->uid };
+	const struct principal who = principal_of(sd->uid);
 	int64_t mine = state_dict_newest(sd);
 
-	if (f->asking || f->job[0] || now < f->retry_ms || sd->orphaned_ms || sd->hidden)
+	if (f->asking || f->job[0] || sd->orphaned_ms || sd->hidden)
 		return;
 	const struct state_dict *pub = state_dict_publication_of(sd);
+	if (pub && !state_dict_may_read(&who, pub)) {
+		state_dict_update_stopped(sd, ERR(FORBIDDEN, "state dict \"%s\" belongs to uid %u, which has not named uid %u among its readers",
+						  pub->name, pub->uid, sd->uid));
+		return;
+	}
+	if (!f->node)
+		state_dict_update_goes_on(sd);
+	if (f->stopped || now < f->retry_ms)
+		return;
 	int64_t newest = state_dict_published(sd);
 	if (newest <= mine || (mine >= 0 && state_dict_feed_taken(sd) < mine))
 		return;
 	if (newest == f->failed_generation && !json_is_true(json_object_get(f->problem, "retryable")))
 		return;
-	if (pub && !state_dict_may_read(&who, pub)) {
-		enum err e = ERR(FORBIDDEN, "state dict \"%s\" belongs to uid %u, which has not named uid %u among its readers", pub->name,
-				 pub->uid, sd->uid);
-		state_dict_update_failed(sd, errdoc_sure(e), newest);
-		return;
-	}
 	ask(s, sd, newest);
 }
 

@@ -180,7 +180,7 @@ def test_refused(pair, more, code, pointer):
     assert p["pointer"] == pointer
 
 
-def test_one_that_is_no_reader_is_told(pair):
+def test_a_publication_is_followed_and_a_subscribers_own_node_is_no_other_one(pair):
     a, b = pair
     pub, sub = lib.fresh("policy"), lib.fresh("serve")
     publish(a, pub, 1, create=True)
@@ -190,6 +190,9 @@ def test_one_that_is_no_reader_is_told(pair):
     assert other["generation"] == 1
     a.api.post("/v1/publications/nothing:follow", {}).problem("not_found")
     a.api.post(f"/v1/publications/{pub}:follow", {"subscriber": {"name": "x", "node": "b", "world_size": 0}}).problem("validation_failed")
+    ghost = {"subscriber": {"name": "x", "node": "b", "world_size": 1}}
+    p = a.api.post(f"/v1/publications/{pub}:follow", ghost).problem("forbidden", status=403)
+    assert p["pointer"] == "/subscriber" and a.api.get(f"/v1/publications/{pub}").ok(200)["subscribers"] == [], "only daemons say who subscribes"
 
 
 def test_the_package_serves_torch_tensors_of_another_node(pair):
