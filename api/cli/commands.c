@@ -220,8 +220,8 @@ static const struct command commands[] = {
 	  "",
 	  "publications and their subscribers, with versions and lag",
 	  "Publications (weights that a trainer publishes) and their subscribers. VERSION is the newest that all ranks have, APPLIED the "
-	  "one that all ranks of a subscriber use, LAG for how many seconds it has lacked the publication's newest, CHANGED how much of "
-	  "its last update differed from the version before.",
+	  "one that all ranks of a subscriber use, NODE where it is if that is another one, LAG for how many seconds it has lacked the "
+	  "publication's newest, CHANGED how much of its last update differed from the version before.",
 	  0, 0, look_publications },
 	{ "drain",
 	  "drain STORAGE:RUN | NODE [--wait 60s]",

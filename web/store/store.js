@@ -152,10 +152,13 @@ async function listCheckpoints() {
 	return lists.flat().sort((a, b) => Date.parse(b.modified_at) - Date.parse(a.modified_at) || (a.name < b.name ? -1 : 1));
 }
 
-/** The list has no slots; they are asked for one by one, where that is not too much. */
+/** The list has no slots; they are asked for one by one, where that is not too much. Publications come with their subscribers. */
 async function listStateDicts() {
 	const dicts = await all("/v1/state-dicts", "state_dicts", 5000);
+	const published = dicts.some((d) => d.publish) ? (await get("/v1/publications").catch(() => null))?.publications || [] : [];
 	return Promise.all(dicts.map(async (dict, i) => {
+		const subscribers = dict.publish && published.find((p) => p.name === dict.name)?.subscribers;
+		if (subscribers) dict = { ...dict, subscribers };
 		if (dict.ranks || i >= DETAILS_MAX || dict.world_size > DETAIL_RANKS_MAX) return dict;
 		return { ...dict, ...await get(`/v1/state-dicts/${encodeURIComponent(dict.name)}`).catch(() => null) };
 	}));

@@ -78,17 +78,21 @@ function slots(dict) {
 		ranks.length && cells > CELLS_MAX ? h("p", { class: "small" }, `the first of ${ranks.length} ranks`) : null);
 }
 
-/* What it is to others: a copy of a neighbour's, a publication, or a subscriber and how far behind it is. */
+const inUse = (s) => `version ${s?.applied ?? "–"} in use${s?.lag_s > 0 ? `, ${seconds(s.lag_s)} behind` : ""}`;
+const onNode = (node) => (node ? ` on node ${node}` : "");
+
+/* What it is to others: a copy of a neighbour's, a publication and who subscribes to it, or a subscriber and how far behind it is. */
 function role(d) {
 	if (d.replica)
 		return h("p", { class: "small" }, `copy of ${d.replica.storage}:${d.replica.name}, from node ${d.replica.from}`);
 	if (d.publish)
-		return h("p", { class: "small" }, "publication");
+		return [h("p", { class: "small" }, "publication"), ...(d.subscribers || []).map((s) => h("p", { class: "small" },
+			`subscriber ${s.name}${onNode(s.node)}: ${inUse(s.subscription)}`))];
 	if (!d.subscribe)
 		return null;
-	const s = d.subscription || {}, behind = s.lag_s > 0 ? `, ${seconds(s.lag_s)} behind` : "";
-	return h("p", { class: "small" }, `subscribes to ${d.subscribe.publication}: version ${s.applied ?? "–"} in use${behind}`,
-		s.problem ? `; ${s.problem.code}: ${s.problem.detail ?? ""}` : "");
+	const s = d.subscription;
+	return h("p", { class: "small" }, `subscribes to ${d.subscribe.publication}${onNode(d.subscribe.node)}: ${inUse(s)}`,
+		s?.problem ? `; ${s.problem.code}: ${s.problem.detail ?? ""}` : "");
 }
 
 export function draw() {
