@@ -223,7 +223,7 @@ static FALLIBLE enum err read_guest(const struct jval *v, struct state_dict_gues
 	struct str name, node;
 
 	*out = (struct state_dict_guest){ .applied = -1 };
-	TRY(jval_only(v, (const char *const[]){ "name", "node", "world_size", "applied", NULL }));
+	TRY(jval_only(v, (const char *const[]){ "name", "node", "world_size", "applied", "gone", NULL }));
 	TRY(jval_must_text(v, "name", &name));
 	struct jval name_at = jval_get(v, "name"), node_at = jval_get(v, "node");
 	TRY(jval_failed(&name_at, ref_check_state_dict(name)));
@@ -232,6 +232,7 @@ static FALLIBLE enum err read_guest(const struct jval *v, struct state_dict_gues
 		return jval_fail(&node_at, ERR_VALIDATION_FAILED, "has at most %zu bytes", sizeof out->node - 1);
 	TRY(jval_integer(&world, 1, STATE_DICT_WORLD_MAX, &out->world_size));
 	TRY(jval_opt_integer(v, "applied", 0, INT64_MAX, &out->applied));
+	TRY(jval_opt_bool(v, "gone", &out->gone));
 	snprintf(out->name, sizeof out->name, "%s", name.p);
 	snprintf(out->node, sizeof out->node, "%s", node.p);
 	return OK;

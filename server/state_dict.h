@@ -101,6 +101,7 @@ struct state_dict_guest {
 	uid_t uid;                      /* the caller's; set when it is noted */
 	int64_t world_size, applied;    /* applied -1: nothing yet */
 	int64_t seen_ms;                /* monotone clock; set when it is noted */
+	bool gone;                      /* it was closed: it is listed no longer */
 };
 FALLIBLE enum err state_dict_note_guest(struct state_dicts *s, const struct principal *who, struct str name,
 					const struct state_dict_guest *guest);

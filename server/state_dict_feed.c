@@ -173,6 +173,9 @@ void state_dict_feed_end(struct state_dicts *s)
 {
 	while (s->followers)
 		answer(s->followers);
+	list_each(sd, s->leaving)
+		state_dict_unref(sd);
+	s->leaving = NULL;
 }
 
 static void follow(struct state_dict *sd, enum err e, int64_t after, int64_t wait_ms, done_fn fn, void *user, struct state_dicts *s)
@@ -245,6 +248,12 @@ FALLIBLE enum err state_dict_note_guest(struct state_dicts *s, const struct prin
 	struct state_dict_guest *g = sd->feed->guests;
 	while (g && (strcmp(g->name, guest->name) != 0 || strcmp(g->node, guest->node) != 0))
 		g = g->next;
+	if (guest->gone) {
+		if (g)
+			list_remove(&sd->feed->guests, g);
+		mem_free(g);
+		return OK;
+	}
 	if (!g && count == GUESTS_MAX)
 		return ERR(BUSY, "%d subscribers of other nodes are known", GUESTS_MAX);
 	if (!g) {

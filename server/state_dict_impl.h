@@ -94,6 +94,7 @@ struct feed_waiter;
 struct state_dict_await;
 
 struct state_dict {
+	struct state_dict *next;    /* among those that are leaving */
 	struct state_dicts *all;
 	char name[STATE_DICT_NAME_MAX + 1];
 	uid_t uid;
@@ -144,6 +145,7 @@ struct state_dicts {
 	uint32_t waiting;               /* requests that wait: for a slot, or for a generation */
 	uint32_t subscribers;
 	struct feed_waiter *followers;
+	struct state_dict *leaving;             /* deleted subscribers of other nodes, until those are told; each with a ref */
 	void (*yield)(struct state_dict *sd);   /* state_dict_readings_yield */
 	struct events_listener *listener;
 	struct seg_maker *maker;
@@ -232,11 +234,11 @@ void state_dict_readings_free(struct state_dicts *s);
 void state_dict_readings_yield(struct state_dict *sd);
 
 /* ---- state_dict_update.c, state_dict_remote.c ---- */
-void state_dict_update_failed(struct state_dict *sd, json_t *problem, int64_t generation);      /* takes `problem` */
 /* No update until state_dict_update_goes_on(): `why` is this thread's latest error. Ends the waits of its ranks, once. */
 void state_dict_update_stopped(struct state_dict *sd, enum err why);
 void state_dict_update_goes_on(struct state_dict *sd);
 void state_dict_remote_look(struct server *s, struct state_dict *sd);  /* asks and tells the publication's node what is due */
+void state_dict_remote_goodbyes(struct server *s);                      /* tells it of subscribers that were deleted */
 
 /* ---- state_dict_await.c ---- */
 void state_dict_await_look(struct state_dict *sd);               /* something has happened to its slots or leases */
@@ -282,6 +284,7 @@ void state_dict_abandon_slot(struct state_dict *sd, struct slot *sl);
 /* ---- state_dict_feed.c: publications and subscribers ---- */
 FALLIBLE enum err state_dict_feed_new(struct state_dict *sd, const json_t *role);
 void state_dict_feed_free(struct state_dict *sd);
+void state_dict_feed_leave(struct state_dict *sd);               /* it is dead: its publication's node will be told */
 bool state_dict_publishes(const struct state_dict *sd);
 bool state_dict_subscribes(const struct state_dict *sd);
 void state_dict_feed_complete(struct state_dict *sd, int64_t generation);      /* all ranks have sealed it */

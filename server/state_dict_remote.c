@@ -2,13 +2,15 @@
  *
  * Each has one request with the publication's node, which that node answers when there is a newer version, or after WAIT_S: a version is
  * known there within a round trip, and a node that dies is noticed as soon as its connection breaks. The same request says which version is
- * in use, so that the publisher can see its subscribers; a change of that is told at once, by a request of its own. The bytes come by
- * jobs (state_dict_update.c). A node that is silent for --cluster-ttl ends the waits of the subscriber's ranks, with ERR_PUBLISHER_AWAY. */
+ * in use, so that the publisher can see its subscribers; a change of that, and the end of a subscriber, are told at once, by a request of
+ * their own. The bytes come by jobs (state_dict_update.c). A node that is silent for --cluster-ttl ends the waits of the subscriber's
+ * ranks, with ERR_PUBLISHER_AWAY. */
 #include <stdio.h>
 
 #include "base/clock.h"
 #include "base/jtext.h"
 #include "base/jval.h"
+#include "base/list.h"
 #include "base/mem.h"
 #include "server/cluster.h"
 #include "server/config.h"
@@ -118,6 +120,8 @@ static FALLIBLE enum err build(struct errand *x, const char *own_node)
 		json_object_set_new(doc, "after", json_integer(sd->feed->published));
 	if (doc && x->applied >= 0)
 		json_object_set_new(json_object_get(doc, "subscriber"), "applied", json_integer(x->applied));
+	if (doc && sd->dead)
+		json_object_set_new(json_object_get(doc, "subscriber"), "gone", json_true());
 	x->body = jtext_of(doc);
 	NEED(x->body, "cannot ask a node");
 	buf_puts(&x->path, "/v1/publications/");
@@ -168,4 +172,17 @@ void state_dict_remote_look(struct server *s, struct state_dict *sd)
 		send_errand(s, sd, true);
 	else if (!f->tells && f->told != f->applied)
 		send_errand(s, sd, false);
+}
+
+/* The last word about a subscriber follows all others: one that is under way is waited for. */
+void state_dict_remote_goodbyes(struct server *s)
+{
+	list_each(sd, s->state_dicts->leaving) {
+		if (sd->feed->tells)
+			continue;
+		list_remove(&s->state_dicts->leaving, sd);
+		if (s->cluster)
+			send_errand(s, sd, false);
+		state_dict_unref(sd);
+	}
 }

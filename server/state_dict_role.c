@@ -41,6 +41,15 @@ void state_dict_feed_free(struct state_dict *sd)
 	sd->feed = NULL;
 }
 
+void state_dict_feed_leave(struct state_dict *sd)
+{
+	if (!sd->feed || !sd->feed->node)
+		return;
+	sd->refs++;
+	sd->next = sd->all->leaving;
+	sd->all->leaving = sd;
+}
+
 bool state_dict_publishes(const struct state_dict *sd)
 {
 	return sd->feed && sd->feed->publishes;

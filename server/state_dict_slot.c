@@ -189,6 +189,7 @@ void state_dict_kill(struct state_dict *sd)
 	loop_timer_stop(&sd->look_timer);
 	sd->dead = true;
 	sd->refs++;
+	state_dict_feed_leave(sd);
 	state_dict_fail_waiters(sd);
 	watch_of(sd)->deleted(sd);
 	for (uint32_t i = 0; i < state_dict_slots(sd); i++)

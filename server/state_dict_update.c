@@ -47,7 +47,8 @@ json_t *state_dict_update_request(const json_t *subscribe, const char *subscribe
 
 /* ---- one update ---- */
 
-void state_dict_update_failed(struct state_dict *sd, json_t *problem, int64_t generation)
+/* Takes `problem`. */
+static void update_failed(struct state_dict *sd, json_t *problem, int64_t generation)
 {
 	struct state_dict_feed *f = sd->feed;
 
@@ -66,7 +67,7 @@ void state_dict_update_stopped(struct state_dict *sd, enum err why)
 
 	if (f->stopped == why)
 		return;
-	state_dict_update_failed(sd, errdoc_sure(why), (newest > mine ? newest : mine) + 1);
+	update_failed(sd, errdoc_sure(why), (newest > mine ? newest : mine) + 1);
 	f->stopped = why;
 }
 
@@ -99,7 +100,7 @@ static void on_asked(void *user, enum err e, const char *id, bool)
 		snprintf(f->job, sizeof f->job, "%s", id);
 	else if (e != ERR_TARGET_BUSY && e != ERR_NOT_SEALED && e != ERR_DRAINING && e != ERR_CLUSTER_UNAVAILABLE &&
 		 !a->sd->dead) /* else it comes by itself */
-		state_dict_update_failed(a->sd, errdoc_sure(e), a->generation);
+		update_failed(a->sd, errdoc_sure(e), a->generation);
 	state_dict_unref(a->sd);
 	mem_free(a);
 }
@@ -113,7 +114,7 @@ static void ask(struct server *s, struct state_dict *sd, int64_t generation)
 	enum err e = doc ? spec_read(doc, &spec) : ERR(NO_MEMORY, "cannot ask for an update");
 
 	if (e) {
-		state_dict_update_failed(sd, errdoc_sure(e), generation);
+		update_failed(sd, errdoc_sure(e), generation);
 		return;
 	}
 	struct asked *a = mem_sure(sizeof *a);
@@ -133,8 +134,8 @@ static void look(struct server *s, struct state_dict *sd, int64_t now)
 		return;
 	const struct state_dict *pub = state_dict_publication_of(sd);
 	if (pub && !state_dict_may_read(&who, pub)) {
-		state_dict_update_stopped(sd, ERR(FORBIDDEN, "state dict \"%s\" belongs to uid %u, which has not named uid %u among its readers",
-						  pub->name, pub->uid, sd->uid));
+		state_dict_update_stopped(sd, ERR(FORBIDDEN, "state dict \"%s\" belongs to uid %u, which has not named uid %u among its "
+						  "readers", pub->name, pub->uid, sd->uid));
 		return;
 	}
 	if (!f->node)
@@ -159,6 +160,7 @@ static void look_at_all(void *user)
 	state_dict_feed_look(all);
 	if (!all->subscribers || s->draining)
 		return;
+	state_dict_remote_goodbyes(s);
 	map_each(&all->table, sd) {
 		if (!state_dict_subscribes(sd))
 			continue;
@@ -180,7 +182,7 @@ void state_dict_update_ended(struct server *s, const struct state_dict_updated *
 	if (!u->succeeded) {
 		json_t *why = u->error ? json_deep_copy(u->error) : json_pack("{s:s, s:s}", "code", "job_cancelled", "detail",
 									      "the update was cancelled");
-		state_dict_update_failed(sd, why, u->generation);
+		update_failed(sd, why, u->generation);
 		return;
 	}
 	json_decref(f->problem);

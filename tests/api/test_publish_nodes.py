@@ -111,6 +111,8 @@ def test_versions_arrive_on_another_node_and_the_publisher_sees_who_has_them(pai
     follow(b, late := lib.fresh("late"), pub, 1)
     assert record(b, late, -1)["generation"] == 3, "who comes late begins at the newest"
     job = b.api.get(f"/v1/jobs?filter=labels.subscriber={late}").ok(200)["jobs"][0]
+    counted = b.api.get("/metrics").body.decode(), a.api.get("/metrics").body.decode()
+    assert ["dcpd_subscribers 2\n" in text for text in counted] == [True, False], "each node counts its own"
     assert job["kind"] == "load" and job["labels"] == {"publication": pub, "subscriber": late} and job["result"]["unverified_bytes"] == 0
 
 
@@ -192,7 +194,8 @@ def test_a_publication_is_followed_and_a_subscribers_own_node_is_no_other_one(pa
     a.api.post(f"/v1/publications/{pub}:follow", {"subscriber": {"name": "x", "node": "b", "world_size": 0}}).problem("validation_failed")
     ghost = {"subscriber": {"name": "x", "node": "b", "world_size": 1}}
     p = a.api.post(f"/v1/publications/{pub}:follow", ghost).problem("forbidden", status=403)
-    assert p["pointer"] == "/subscriber" and a.api.get(f"/v1/publications/{pub}").ok(200)["subscribers"] == [], "only daemons say who subscribes"
+    assert p["pointer"] == "/subscriber", "only daemons say who subscribes"
+    assert a.api.get(f"/v1/publications/{pub}").ok(200)["subscribers"] == []
 
 
 def test_the_package_serves_torch_tensors_of_another_node(pair):
@@ -220,4 +223,5 @@ def test_the_package_serves_torch_tensors_of_another_node(pair):
             made.wait(60)
             assert {(s["node"], s["subscription"]["applied"]) for s in made.subscribers()} == {("b", 2)}
             assert made.client.publications.follow(pub, after=1)["generation"] == 2
+        lib.wait_for(lambda: [s["name"] for s in made.subscribers()] == [f"{pub}.half"], 3, "who closes is not waited for")
         made.delete()

@@ -755,3 +755,17 @@ def test_a_slot_that_holds_no_image_is_told(page, fake):
     expect(row(page, "state-dicts", "train").locator(".error")).to_have_text(f"rank 1, generation 7: {problem['detail']}")
     expect(row(page, "state-dicts", "fine").locator(".error")).to_have_count(0)
     accessible(page)
+
+
+def test_a_publication_shows_its_subscribers_and_their_nodes(page, fake):
+    subscriber = {"name": "serve", "world_size": 2, "subscription": {"applied": 6, "published": 7, "lag_s": 2.0}}
+    fake.state_dicts = [{"name": "policy", "world_size": 1, "bytes": MIB, "publish": {"readers": []}},
+                        {"name": "far", "world_size": 1, "bytes": MIB, "subscribe": {"publication": "weights", "node": "host-1"},
+                         "subscription": {"applied": 3, "published": 3, "lag_s": 0}}]
+    fake.recorded["GET /v1/publications"] = {"publications": [{**fake.state_dicts[0], "subscribers": [
+        {**subscriber, "node": "host-2"}, {**subscriber, "name": "near", "subscription": {"applied": None, "published": 7, "lag_s": 0}}]}]}
+    enter(page, fake, "state-dicts")
+    expect(row(page, "state-dicts", "policy")).to_contain_text("subscriber serve on node host-2: version 6 in use, 2 s behind")
+    expect(row(page, "state-dicts", "policy")).to_contain_text("subscriber near: version – in use")
+    expect(row(page, "state-dicts", "far")).to_contain_text("subscribes to weights on node host-1: version 3 in use")
+    accessible(page)
