@@ -116,9 +116,16 @@ static FALLIBLE enum err check_node(const struct jval *v, const struct cluster *
 /* The layout is checked as the updates' requests will have it. */
 static FALLIBLE enum err check_subscribe(const struct jval *v, const struct state_dict_request *rq, const struct cluster *cluster)
 {
+	static const char *const of_jobs[] = { "include", "exclude", "rename", "dtype", "transforms" };
 	CLEANUP(spec_free) struct spec spec = { 0 };
 	struct str publication;
 
+	for (size_t i = 0; i < sizeof of_jobs / sizeof *of_jobs; i++) {
+		struct jval at = jval_get(v, of_jobs[i]);
+		if (at.j)
+			return jval_fail(&at, ERR_VALIDATION_FAILED, "is no option of subscribers: they get all tensors as they are "
+					 "published; publish a state dict that is picked, renamed or cast, or let `into` cast");
+	}
 	TRY(jval_only(v, (const char *const[]){ "publication", "node", "layout", NULL }));
 	TRY(jval_must_text(v, "publication", &publication));
 	TRY(check_node(v, cluster));
@@ -254,7 +261,8 @@ FALLIBLE enum err h_publication_follow(struct req *r)
 	if (subscriber.j) {
 		TRY(read_guest(&subscriber, &guest));
 		if (!r->caller.is_node)
-			return jval_fail(&subscriber, ERR_FORBIDDEN, "is for the daemons of other nodes: a client makes a state dict that subscribes");
+			return jval_fail(&subscriber, ERR_FORBIDDEN, "is for the daemons of other nodes: a client makes a state dict that "
+					 "subscribes");
 		TRY(state_dict_note_guest(r->core->state_dicts, &who, r->parts[2], &guest));
 	}
 	req_hold(r);

@@ -289,6 +289,8 @@ def test_workers_killed_during_an_update(d, names):
      "/subscribe/layout/0/placements/0"),
     ({"subscribe": {"publication": "x", "layout": [{"match": "*", "mesh": [3], "placements": ["R"]}]}}, "world_mismatch", None),
     ({"subscribe": {"publication": "x", "layout": {}}}, "validation_failed", "/subscribe/layout"),
+    ({"subscribe": {"publication": "x", "dtype": {"*": "bfloat16"}}}, "validation_failed", "/subscribe/dtype"),
+    ({"subscribe": {"publication": "x", "include": ["w"]}}, "validation_failed", "/subscribe/include"),
 ])
 def test_refused(d, more, code, pointer):
     p = d.api.post("/v1/state-dicts", {"name": "never", "world_size": 2, **more}).problem(code, status=422)

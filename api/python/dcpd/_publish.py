@@ -14,13 +14,13 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _daemon, _group, _hosts, _session, _tensors, errors, values
-from .client import Client
+from .client import Client, Closing
 
 log = logging.getLogger("dcpd")
 _in_publish = threading.RLock()
 
 
-class Publication:
+class Publication(Closing):
     """A publication as one rank of its trainer sees it: what publish() returns. version: the one that was published last."""
 
     def __init__(self, session: _session.Session) -> None:
@@ -57,12 +57,6 @@ class Publication:
         """Removes the publication with its versions. Subscribers keep what they have."""
         self._session.owner = True
         _session.discard(self._session, 5.0)
-
-    def __enter__(self) -> "Publication":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Publication {self.name}, version {self.version}>"

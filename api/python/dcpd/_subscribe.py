@@ -17,7 +17,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from . import _copy, _daemon, _hosts, _into, _session, _tensors, _tree, _views, errors, image, values
-from .client import Client
+from .client import Client, Closing
 
 log = logging.getLogger("dcpd")
 WAIT_SECONDS = 20.0
@@ -44,7 +44,7 @@ class Update(_views.Entries):
         return f"<Update {self.version}, {len(self.chunks)} boxes, {self.changed_bytes} bytes changed>"
 
 
-class Subscription:
+class Subscription(Closing):
     """An iterator of updates, and a context manager. name: of the subscriber's state dict; version: of the last update, None before."""
 
     def __init__(self, client: Client, name: str, rank: int, o: "_Wish", layout: List[Dict[str, Any]], world: int) -> None:
@@ -139,12 +139,6 @@ class Subscription:
                 time.sleep(0.05)  # an update is under way
             except errors.DcpdError:
                 return
-
-    def __enter__(self) -> "Subscription":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Subscription {self.name} of {self._o.publication}, rank {self.rank}, version {self.version}>"

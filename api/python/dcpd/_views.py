@@ -11,7 +11,7 @@ from collections.abc import Mapping as MappingBase
 from typing import Any, Dict, Iterator, List, Optional
 
 from . import _tensors, errors, image, values
-from .client import Client
+from .client import Client, Closing
 
 _RENEW = 15.0
 
@@ -62,7 +62,7 @@ class Entries(MappingBase):  # type: ignore[type-arg]
         return len(self._items)
 
 
-class StateDictView(Entries):
+class StateDictView(Entries, Closing):
     """One rank's part of a sealed generation, as a mapping {FQN: tensor or value}; several chunks of one tensor come as a list.
 
     Tensors are views of shared memory: read-only as arrays; torch has no read-only tensors, so do not write to those. The state dict's
@@ -105,12 +105,6 @@ class StateDictView(Entries):
         self._stop.set()
         self._items = {}
         self._segment.close()
-
-    def __enter__(self) -> "StateDictView":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<StateDictView shm:{self.name}, rank {self.rank}, generation {self.generation}, {len(self)} entries>"

@@ -11,7 +11,7 @@ import json
 import os
 import time
 import uuid
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 from . import errors
 from ._http import Answer, Transport, checked, default_endpoints, default_token, parse_url, query, quote
@@ -35,6 +35,9 @@ def ref_object(ref: Ref) -> Dict[str, Any]:
         return {"storage": storage, "name": name}
     node, slash, rest = name.partition("/")
     return {"state_dict": rest, "node": node} if slash else {"state_dict": name}
+
+
+_C = TypeVar("_C", bound="Closing")
 
 
 class Job(Dict[str, Any]):
@@ -621,7 +624,20 @@ class Nodes(_Resource):
         self._t.request("POST", f"/v1/nodes/{quote(name)}:forget", {}, idempotent=True)
 
 
-class Client:
+class Closing:
+    """What `with` closes."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: _C) -> _C:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class Client(Closing):
     """A connection to one daemon. Threads and forked children may use it; it can be pickled. `with` closes it."""
 
     def __init__(self, transport: Transport) -> None:
@@ -672,12 +688,6 @@ class Client:
 
     def close(self) -> None:
         self._t.close()
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<dcpd.Client {self.url}>"
