@@ -497,7 +497,7 @@ FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out)
 		j = l.job;
 		if (j)
 			job_cache_add(j);
-	} else if (j && j->step == STEP_NONE && s->jobs->cache_first != j) {
+	} else if (j && j->step == STEP_NONE && job_state_ended(j->state) && s->jobs->cache_first != j) { /* else it is held */
 		job_cache_remove(j);
 		job_cache_add(j);
 	}

@@ -155,3 +155,17 @@ def test_a_job_of_a_newer_version_stays_where_it_is(pair, server, tmp_path):  # 
         shown = b.api.get(f"/v1/jobs/{job}").ok(200)
         assert shown["node"] == "a" and shown["node_away"] and "taken_over" not in shown, shown
     assert {field, kind, plain} <= {j["id"] for j in b.api.get("/v1/jobs").ok(200)["jobs"]}
+
+
+def test_a_job_that_goes_on_after_a_restart_is_no_ended_one(cluster):  # noqa: F811
+    """Records of ended jobs in memory go with each pruning: one that is still held, until etcd says whose it is, is none of them."""
+    a = cluster("a", args=["--keep-jobs", "1/30d"])
+    a.sees(a="joined")
+    big(a, "src")
+    job = slow_reshard(a, "src", "dst")["id"]
+    known_to_etcd(a, job)
+    a.kill()
+    a.start()
+    for _ in range(12):
+        a.api.run("verify", source={"storage": "main", "name": "src"}, level="structure")
+    assert a.api.wait(job)["state"] == "succeeded" and a.alive()
