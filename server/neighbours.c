@@ -18,7 +18,7 @@
 #include "server/service_clock.h"
 #include "server/state_dict.h"
 
-enum { SWEEP_MS = 5000, LOOK_MS = 500, LOOKS = 60, PAUSE_MS = 1000, TRIES = 5, ASK_MS = 15000, WAIT_S = 30, WAIT_MS = 45000,
+enum { SWEEP_MS = 5000, LOOK_MS = 500, LOOKS = 60, PAUSE_MS = 1000, TRIES = 5, WAIT_S = 5, ASK_MS = 8000, QUIET_STALLS = 2,
        PATH_BYTES = 256 };
 
 /* A load on one other node. */
@@ -29,6 +29,9 @@ struct copy {
 	json_t *record;                    /* of the job's list: borrowed */
 	char node[CLUSTER_NODE_TEXT], job[JOB_ID_LEN + 1];     /* job: "": not accepted yet */
 	unsigned tries;
+	char state[16];                    /* of the load there, as last answered */
+	json_int_t bytes_done;             /* of the same answer */
+	int64_t moved_ms;                  /* service clock: when state or bytes_done last changed */
 	struct buf path, caller, key;
 	char *body;
 	const char *lines[3];
@@ -198,8 +201,26 @@ static void on_pause_over(void *user)
 	copy_send(c);
 }
 
+/* Returns why the copy is given up, NULL if it is not: it holds a slot of the trainer until it ends. */
+static const char *hopeless(const struct copy *c)
+{
+	const struct server *s = c->of->all->server;
+	enum cluster_presence presence = cluster_presence(s->cluster, c->node);
+
+	if (presence == CLUSTER_IS_AWAY || presence == CLUSTER_IS_UNKNOWN)
+		return "it is away";
+	return (clock_service_ms() - c->moved_ms) / QUIET_STALLS > s->config->stall_ms ?
+		"the copy made no progress in twice the time of --stall-after" : NULL;
+}
+
 static void send_again(struct copy *c, int64_t ms)
 {
+	const char *why = hopeless(c);
+
+	if (why) {
+		copy_end(c, why);
+		return;
+	}
 	loop_timer_start(c->of->all->server->loop, ms, on_pause_over, c, &c->timer);
 }
 
@@ -207,14 +228,19 @@ static void send_again(struct copy *c, int64_t ms)
 static void on_record(struct copy *c, const json_t *doc)
 {
 	const char *state = jval_text(doc, "state");
+	json_int_t done = json_integer_value(json_object_get(json_object_get(doc, "progress"), "bytes_done"));
 
+	if (done != c->bytes_done || strncmp(state, c->state, sizeof c->state - 1) != 0)
+		c->moved_ms = clock_service_ms();
+	c->bytes_done = done;
+	snprintf(c->state, sizeof c->state, "%s", state);
 	c->tries = 0;
 	if (strcmp(state, "succeeded") == 0)
 		copy_end(c, NULL);
 	else if (strcmp(state, "failed") == 0 || strcmp(state, "cancelled") == 0)
 		copy_end(c, state[0] == 'f' ? jval_text(json_object_get(doc, "error"), "detail") : "its load was cancelled there");
 	else
-		send_again(c, 0);
+		send_again(c, c->errand.body.n ? 0 : PAUSE_MS); /* a node that does not wait is not asked in a tight loop */
 }
 
 static void on_answer(struct cluster_errand *x, enum err e)
@@ -227,7 +253,8 @@ static void on_answer(struct cluster_errand *x, enum err e)
 		return; /* neighbours_free takes it */
 	if (!e && jtext_parse((struct str){ (const char *)x->answer.p, x->answer.len }, 0, &doc))
 		e = ERR(CLUSTER_UNAVAILABLE, "it answers with status %ld", x->status);
-	bool again = e || x->status == 429 || x->status >= 500;
+	bool again = e || x->status == 429 || x->status >= 500 ||
+		     strcmp(jval_text(doc, "code"), "idempotency_in_flight") == 0; /* a request that timed out is still at work there */
 	snprintf(why, sizeof why, "%s", e ? err_last()->text : jval_text(doc, "detail"));
 	if (!e && (x->status == 507 || (x->status == 503 && c->job[0] == '\0')))
 		again = false; /* it has no room, or takes no work: another node may */
@@ -268,7 +295,7 @@ static void copy_send(struct copy *c)
 	x->path = (const char *)c->path.p;
 	x->headers = c->lines;
 	x->body = c->job[0] ? (struct str){ 0 } : str_of(c->body);
-	x->whole_ms = c->job[0] ? WAIT_MS : ASK_MS;
+	x->whole_ms = ASK_MS;
 	x->fn = on_answer;
 	cluster_send(c->of->all->server->cluster, c->node, x);
 }
@@ -281,6 +308,7 @@ static FALLIBLE enum err copy_new(struct copying *k, const char *node)
 	k->pending++; /* the caller takes it back after an error */
 	NEED(c, "cannot ask a neighbour");
 	c->of = k;
+	c->moved_ms = clock_service_ms();
 	c->next = k->copies;
 	k->copies = c;
 	snprintf(c->node, sizeof c->node, "%s", node);

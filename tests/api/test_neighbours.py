@@ -1,5 +1,6 @@
 """Checkpoints in the memory of other nodes: copies that a save asks its neighbours for, and what becomes of them."""
 import contextlib
+import os
 import shutil
 import signal
 import threading
@@ -253,6 +254,27 @@ def paused(node):
         yield
     finally:
         node.proc.send_signal(signal.SIGCONT)
+
+
+def test_a_neighbour_whose_load_stands_still_does_not_hold_the_trainers_slots(cluster):
+    a = cluster("a", args=("--stall-after", "1s"))
+    b = cluster("b", args=BUDGET)
+    a.sees(a="joined", b="joined")
+    sd = lib.fresh()
+    save(a, sd, "run/step-1")  # the workers that b reads it with stay
+    for pid in b.workers():
+        os.kill(pid, signal.SIGSTOP)
+    job = save(a, sd, "run/step-2", generation=2, create=False)
+    assert job["state"] == "succeeded" and "no progress" in warning(job), job
+    for generation in (3, 4):
+        a.put(sd, images(), generation=generation, create=False)
+
+
+def test_a_copy_ends_when_its_node_is_away(pair):
+    a, b = pair
+    with paused(b):
+        job = save(a, lib.fresh(), "run/step-1")
+    assert job["state"] == "succeeded" and "it is away" in warning(job), job
 
 
 def test_the_part_of_a_save_by_several_hosts_never_stands_for_the_whole(pair):
