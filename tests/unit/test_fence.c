@@ -234,6 +234,36 @@ static void a_job_that_its_former_owner_has_committed_has_succeeded(void **)
 	json_decref(q);
 }
 
+/* The former owner's overwrite, or removal, was through, and nobody heard of it; then somebody saved the name anew. */
+static void what_a_later_job_saved_stays(void **)
+{
+	static const char *const kinds[] = { "save", "delete" };
+	char id[] = JOB, manifest[128];
+	struct staging a;
+
+	for (int later = -1; later <= 1; later += 2) {
+		id[sizeof id - 2] = (char)(JOB[sizeof id - 2] + later);
+		T_OK(begin(0, &a));
+		fill(&a, "A");
+		int n = snprintf(manifest, sizeof manifest, "{\"dcpd\":1,\"job\":\"%s\"}", id);
+		T_OK(staging_put_file(&a, MANIFEST_NAME, manifest, (uint64_t)n));
+		T_OK(staging_commit(&a, false));
+		staging_close(&a);
+		for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+			json_t *q = json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:b}", "storage", "main", "name", "run/x", "job", JOB, "kind",
+					      kinds[i], "mark", marks[1], "turn", 1, "takes", 1);
+			struct manifest *m = NULL;
+			bool committed = true;
+			enum err e = commit_recover(&t.w.stores, q, &committed, &m);
+			assert_int_equal(e, later > 0 ? ERR_STATE_CONFLICT : OK);
+			assert_true(!committed && t_worker_has(&t, "run/x/.metadata"));
+			json_decref(q);
+			manifest_free(m);
+		}
+		clear(NULL);
+	}
+}
+
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, clear, teardown)
@@ -242,6 +272,7 @@ int main(void)
 		T(who_takes_over_leaves_the_staging_of_a_later_owner),
 		T(a_fence_outlives_every_sweep),
 		T(a_job_that_its_former_owner_has_committed_has_succeeded),
+		T(what_a_later_job_saved_stays),
 		T(the_sweep_of_a_former_owner_leaves_the_new_owners_staging),
 		T(nothing_is_committed_while_a_sweep_removes_it),
 		T(a_commit_that_another_node_may_have_seen_is_not_taken_back),

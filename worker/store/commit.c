@@ -2,11 +2,15 @@
 #include "store/commit.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/jval.h"
 #include "base/mem.h"
 #include "spec/kinds.h"
 #include "store/aliases.h"
+#include "store/beside.h"
+#include "store/checkpoint.h"
+#include "store/copied.h"
 #include "store/fence.h"
 #include "store/identity.h"
 #include "store/kept_trash.h"
@@ -116,6 +120,62 @@ enum err commit_delete(const struct store_job *by, const struct ref *ref, const 
 	return e == ERR_NOT_FOUND ? ERR(NOT_FOUND, "there is no checkpoint '%s'", ref->name.p) : e;
 }
 
+/* ---- what a job that is taken over finds ---- */
+
+struct later {
+	const char *job;
+	struct store_at folder;
+	bool found;
+};
+
+static FALLIBLE enum err look_at_page(struct later *l, const char *page)
+{
+	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+
+	enum err e = checkpoint_manifest(l->folder, page, &m);
+	if (e == ERR_FORMAT_MANIFEST || e == ERR_LIMIT_EXCEEDED || e == ERR_CHECKPOINT_DAMAGED) {
+		err_clear(); /* it tells of no job */
+		return OK;
+	}
+	TRY(e);
+	l->found = l->found || (m && strlen(m->job) == strlen(l->job) && strcmp(m->job, l->job) > 0);
+	return OK;
+}
+
+static enum err note_later(void *user, const char *name, unsigned char)
+{
+	int64_t rank;
+
+	return manifest_is(name, &rank) || strcmp(name, COPIED_NAME) == 0 ? look_at_page(user, name) : OK;
+}
+
+/* The job may have ended without telling the others, and its target may have been saved anew since: that is not what it was to replace or
+ * remove. Ids of jobs sort by the time of their creation. */
+static FALLIBLE enum err check_not_later(const struct store_job *by, const struct store *store, const char *name)
+{
+	struct later l = { .job = by->id, .folder = STORE_NOTHING };
+	char parent[4096], last[256], page[BESIDE_MAX];
+	struct stat st;
+
+	enum err e = store_stat(store_top(store), name, &st);
+	if (e == ERR_NOT_FOUND) {
+		err_clear();
+		return OK;
+	}
+	TRY(e);
+	if (S_ISDIR(st.st_mode)) {
+		TRY(store_enter(store_top(store), name, &l.folder));
+		e = store_list(l.folder, note_later, &l);
+	} else {
+		TRY(staging_divide(name, parent, sizeof parent, last, sizeof last));
+		TRY(store_enter(store_top(store), parent, &l.folder));
+		e = beside_path(last, MANIFEST_NAME, page) ? look_at_page(&l, page) : OK;
+	}
+	store_close(&l.folder);
+	TRY(e);
+	return l.found ? ERR(STATE_CONFLICT, "'%s' was saved by a later job meanwhile, and stays as that left it", name) : OK;
+}
+
 enum err commit_recover(const struct stores *stores, const json_t *question, bool *committed_out, struct manifest **manifest_out)
 {
 	const char *kind = jval_text(question, "kind"), *name = jval_text(question, "name");
@@ -128,11 +188,13 @@ enum err commit_recover(const struct stores *stores, const json_t *question, boo
 	*committed_out = false;
 	TRY(stores_find(stores, json_string_value(json_object_get(question, "storage")), &store));
 	bool removes = kind && kind_parse(str_of(kind), &k) && kind_is(k, KIND_REMOVES);
-	if (json_is_true(json_object_get(question, "takes"))) {
+	bool takes = json_is_true(json_object_get(question, "takes"));
+	if (takes) {
 		TRY(fence_raise(&by, store, name, removes));
 		TRY(store->ops->fence(&by, store, name));
 	} else {
 		TRY(fence_check(&by, store, name));
 	}
-	return store->ops->recover(&by, store, name, removes, committed_out, manifest_out);
+	TRY(store->ops->recover(&by, store, name, removes, committed_out, manifest_out));
+	return takes && !*committed_out ? check_not_later(&by, store, name) : OK;
 }
