@@ -18,7 +18,7 @@
 #include "server/service_clock.h"
 #include "server/state_dict.h"
 
-enum { SWEEP_MS = 5000, LOOK_MS = 500, LOOKS = 60, PAUSE_MS = 1000, TRIES = 5, WAIT_S = 5, ASK_MS = 8000, QUIET_STALLS = 2,
+enum { SWEEP_MS = 5000, LOOK_MS = 500, LOOKS = 60, PAUSE_MS = 1000, TRIES = 5, WAIT_S = 5, ASK_MS = 8000, QUIET_STALLS = 2, ROUNDS = 8,
        PATH_BYTES = 256 };
 
 /* A load on one other node. */
@@ -440,6 +440,106 @@ void neighbours_snapshotted(struct job *j)
 		return;
 	}
 	next_node(k);
+}
+
+/* ---- copies of what was deleted ---- */
+
+/* The copies of one deleted checkpoint, on all nodes. */
+struct removal {
+	struct server *server;
+	struct principal who;
+	char job[JOB_ID_LEN + 1];          /* the deletion; copies of later saves stay */
+	char *storage, *name;
+	unsigned pending, dropped, rounds;
+};
+
+struct drop {
+	struct cluster_errand errand;      /* the first member */
+	struct removal *of;
+	struct buf path;
+	char caller[64];
+	const char *lines[2];
+};
+
+static void on_found(void *user, const json_t *list);
+
+static void removal_step(struct removal *r)
+{
+	if (--r->pending)
+		return;
+	if (r->dropped && --r->rounds && !r->server->draining) { /* a search finds a few at a time */
+		const struct ref checkpoint = { .storage = str_of(r->storage), .name = str_of(r->name) };
+		cluster_find_replicas(r->server, &checkpoint, &r->who, on_found, r);
+		return;
+	}
+	mem_free(r->storage);
+	mem_free(r->name);
+	mem_free(r);
+}
+
+static void on_dropped(struct cluster_errand *x, enum err e)
+{
+	struct drop *d = (struct drop *)x;
+
+	if (e)
+		err_clear();
+	d->of->dropped += !e && x->status < 300;
+	if (e || (x->status >= 300 && x->status != 404))
+		log_warn("a copy of a deleted checkpoint stays in a node's memory until --neighbour-keep is over", "node", x->node, NULL);
+	removal_step(d->of);
+	buf_free(&x->answer);
+	buf_free(&x->heads);
+	buf_free(&x->url);
+	buf_free(&d->path);
+	mem_free(d);
+}
+
+static void on_found(void *user, const json_t *list)
+{
+	struct removal *r = user;
+	const json_t *one;
+	size_t i;
+
+	r->pending = 1;
+	r->dropped = 0;
+	json_array_foreach(list, i, one) {
+		if (r->server->draining || strcmp(jval_text(one, "job"), r->job) > 0)
+			continue;
+		struct drop *d = mem_sure(sizeof *d);
+		*d = (struct drop){ .of = r, .path = BUF_INIT(PATH_BYTES) };
+		buf_printf(&d->path, "/v1/state-dicts/%s", jval_text(one, "state_dict"));
+		buf_putc(&d->path, '\0');
+		if (buf_status(&d->path)) {
+			err_clear();
+			buf_free(&d->path);
+			mem_free(d);
+			continue;
+		}
+		snprintf(d->caller, sizeof d->caller, CLUSTER_CALLER_HEAD ": %u 2 1 -", (unsigned)r->who.uid);
+		d->lines[0] = d->caller;
+		d->errand = (struct cluster_errand){ .method = "DELETE", .path = (const char *)d->path.p, .headers = d->lines,
+						     .whole_ms = ASK_MS, .url = BUF_INIT(PATH_BYTES + 512), .fn = on_dropped };
+		r->pending++;
+		cluster_send(r->server->cluster, jval_text(one, "node"), &d->errand);
+	}
+	removal_step(r);
+}
+
+void neighbours_removed(const struct job *j)
+{
+	struct server *s = j->server;
+	const struct ref *target = &j->spec.target;
+
+	if (!s->cluster || !kind_is(j->kind, KIND_REMOVES) || j->state != JOB_SUCCEEDED || j->dry_run || j->moved || s->draining)
+		return;
+	struct removal *r = mem_sure(sizeof *r);
+	/* As administrator: a copy is its saver's, and would serve the saver's loads after another user's deletion. */
+	*r = (struct removal){ .server = s, .who = { .uid = j->uid, .admin = true }, .pending = 1, .dropped = 1, .rounds = ROUNDS + 1,
+			       .storage = mem_strdup(target->storage.p), .name = mem_strdup(target->name.p) };
+	memcpy(r->job, j->id, sizeof r->job);
+	if (!r->storage || !r->name)
+		r->dropped = 0;
+	removal_step(r);
 }
 
 /* ---- what this node has of others ---- */

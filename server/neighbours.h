@@ -18,3 +18,5 @@ struct server;
 FALLIBLE enum err neighbours_new(struct server *s, struct neighbours **out);     /* after the cluster's and the jobs' */
 void neighbours_free(struct neighbours *all);          /* after cluster_free: no request is under way */
 void neighbours_snapshotted(struct job *j);            /* its generation is sealed, and its row in the journal */
+/* After the end of any job: if it deleted a checkpoint, asks all nodes that are here to delete their copies of it. */
+void neighbours_removed(const struct job *j);

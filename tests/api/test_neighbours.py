@@ -247,6 +247,17 @@ def test_what_is_not_in_the_storage_comes_out_of_a_nodes_memory(held, tmp_path):
     c.api.post("/v1/jobs", {"kind": "load", "source": source, "target": {"state_dict": "x"}}).problem("not_found")
 
 
+def test_a_deleted_checkpoint_is_not_brought_back_by_a_copy(held):
+    a, b, c, source = held
+    save(a, lib.fresh(), "other/step-1")
+    c.api.post("/v1/jobs?dry_run=true", {"kind": "delete", "target": source}).ok(200)
+    assert len(replicas(b)) == 2
+    c.api.run("delete", target=source)
+    lib.wait_for(lambda: len(replicas(b)) == 1, 20, "its copy is gone, too")
+    assert replicas(b)[0]["replica"]["name"] == "other/step-1"
+    b.api.post("/v1/jobs", {"kind": "load", "source": source, "target": {"state_dict": "x"}}).problem("not_found")
+
+
 @contextlib.contextmanager
 def paused(node):
     node.proc.send_signal(signal.SIGSTOP)
