@@ -1,11 +1,10 @@
 """The stream of a job's events comes from any node of a cluster, and follows the job to the node that takes it over."""
-import signal
 
 import pytest
 from events import Events
 from test_cluster import cluster, held_job, own, pair, server  # noqa: F401
 from test_cluster_jobs import save
-from test_cluster_takeover import big, known_to_etcd, paused_worker, slow_reshard
+from test_cluster_takeover import big, go_on, known_to_etcd, paused_worker, slow_reshard
 
 import dcpd as lib
 
@@ -76,8 +75,7 @@ def test_the_stream_follows_a_job_to_its_new_owner(pair):
     try:
         end = at_b.to_the_end(END)
     finally:
-        for pid in pids:
-            lib.os.kill(pid, signal.SIGCONT)
+        go_on(pids)
     assert at_b.states()[-1] == "succeeded" and "lost" in at_b.types(), end
     assert b.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b"
     at_a.to_the_end(END)
