@@ -129,6 +129,7 @@ static FALLIBLE enum err pad(struct converter *v, const struct convert_tensor *t
 {
 	struct convert_tensor out = *t;
 	int64_t to, dims[2 * NDIM_MAX] = { 0 }, *shape;
+	uint64_t zeros;
 	uint32_t d;
 
 	TRY(convert_dim(v, t, t->ndim, &d));
@@ -137,10 +138,11 @@ static FALLIBLE enum err pad(struct converter *v, const struct convert_tensor *t
 		return misfit(t, "the dim is larger than what it is padded to (slice makes it smaller)");
 	TRY(convert_resized(v, t, d, to, &shape));
 	out.shape = shape;
-	if (to > t->shape[d]) {
-		memcpy(dims + t->ndim, shape, t->ndim * sizeof *shape);
-		dims[d] = t->shape[d];
-		dims[t->ndim + d] = to - t->shape[d];
+	memcpy(dims + t->ndim, shape, t->ndim * sizeof *shape);
+	dims[d] = t->shape[d];
+	dims[t->ndim + d] = to - t->shape[d];
+	TRY(box_numel(t->ndim, dims + t->ndim, &zeros));
+	if (zeros) { /* not where another dim is of size 0 */
 		TRY(arena_alloc(v->a, t->views.n + 1, sizeof *out.views.v, &out.views.v));
 		memcpy(out.views.v, t->views.v, t->views.n * sizeof *out.views.v);
 		TRY(view_of_zeros(v->a, t->ndim, dims, &out.views.v[out.views.n++]));
