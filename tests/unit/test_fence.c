@@ -260,6 +260,7 @@ static void what_a_later_job_saved_stays(void **)
 			json_decref(q);
 			manifest_free(m);
 		}
+		teardown(NULL);
 		clear(NULL);
 	}
 }
