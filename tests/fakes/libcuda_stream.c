@@ -30,7 +30,7 @@ void fake_cuda_push(struct CUstream_st *s, int (*step)(void *arg), void *arg)
 	s->end = &w->next;
 }
 
-/* One piece of work at most; true if nothing was left to do before. */
+/* Does at most one piece of the stream's work. True: the stream had none. */
 static bool advance(struct CUstream_st *s)
 {
 	struct work *w = s->first;

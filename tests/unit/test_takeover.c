@@ -213,7 +213,7 @@ static uint32_t list(const struct world *w, int i)
 	return seen;
 }
 
-/* Its own earlier ones go. */
+/* Node i begins a staging; earlier stagings of node i are removed. */
 static void stage(struct world *w, int i)
 {
 	struct node *n = &w->nodes[i];

@@ -31,7 +31,7 @@ bool files_try(struct files *f, uint32_t file, void *into, size_t n, uint64_t of
 void files_unpin(struct files *f, uint32_t file);
 /* The descriptor that reads a pinned source file past the page cache (O_DIRECT); -1: its file system refuses that. */
 int files_direct(struct files *f, uint32_t file);
-/* It refused a read, not the opening. */
+/* The direct descriptor was opened, but its file system refused a read: files_direct() is -1 from now on, and reads are buffered. */
 void files_refuse_direct(struct files *f, uint32_t file);
 /* Makes the target, which is not there yet, at its full size. */
 FALLIBLE enum err files_make(struct files *f, uint32_t file);
