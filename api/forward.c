@@ -35,9 +35,7 @@ struct forwarded {
 
 static void forwarded_free(struct forwarded *f)
 {
-	buf_free(&f->errand.answer);
-	buf_free(&f->errand.heads);
-	buf_free(&f->errand.url);
+	cluster_errand_free(&f->errand);
 	buf_free(&f->path);
 	for (size_t i = 0; i < HEADERS_MAX; i++)
 		buf_free(&f->headers[i]);

@@ -43,9 +43,7 @@ static void seek(struct relay *y);
 static void relay_free(struct relay *y)
 {
 	loop_timer_stop(&y->timer);
-	buf_free(&y->errand.answer);
-	buf_free(&y->errand.heads);
-	buf_free(&y->errand.url);
+	cluster_errand_free(&y->errand);
 	mem_free(y);
 }
 
@@ -195,9 +193,7 @@ static void ask_node(struct relay *y, const char *poll)
 	put_line(y, &count, STREAM_POLL_HEAD, poll);
 	put_line(y, &count, "Last-Event-ID", y->after);
 	y->lines[count] = NULL;
-	buf_free(&y->errand.answer);
-	buf_free(&y->errand.heads);
-	buf_free(&y->errand.url);
+	cluster_errand_free(&y->errand);
 	y->errand = (struct cluster_errand){ .method = "GET", .path = y->path, .headers = y->lines, .fn = on_answer,
 					     .whole_ms = strcmp(poll, STREAM_POLL_NOW) == 0 ? NOW_MS : NEXT_MS, .url = BUF_INIT(2048) };
 	y->asks = true;

@@ -81,6 +81,7 @@ struct cluster_errand {
 	struct buf answer, heads;
 };
 void cluster_send(struct cluster *c, const char *node, struct cluster_errand *x);
+void cluster_errand_free(struct cluster_errand *x);       /* its buffers: the answer and the URL */
 struct str cluster_errand_head(const struct cluster_errand *x, const char *name);     /* n 0: absent */
 
 /* ---- jobs (cluster_jobs.c) ---- */

@@ -202,6 +202,13 @@ void cluster_errands_end(struct cluster *c)
 		errand_end(c->errands, ERR(DRAINING, "the daemon is shutting down"));
 }
 
+void cluster_errand_free(struct cluster_errand *x)
+{
+	buf_free(&x->answer);
+	buf_free(&x->heads);
+	buf_free(&x->url);
+}
+
 struct str cluster_errand_head(const struct cluster_errand *x, const char *name)
 {
 	struct str rest = { (const char *)x->heads.p, x->heads.len };

@@ -96,9 +96,7 @@ struct question {
 
 static void question_free(struct question *q)
 {
-	buf_free(&q->errand.answer);
-	buf_free(&q->errand.heads);
-	buf_free(&q->errand.url);
+	cluster_errand_free(&q->errand);
 	buf_free(&q->path);
 	buf_free(&q->caller);
 	mem_free(q);

@@ -101,6 +101,9 @@ void cluster_jobs_free(struct cluster *c);
 struct cluster_settling;
 
 /* cluster_keys.c */
+/* Of a folder of etcd, the first keys beyond --keep-jobs go, in the order of first(). may_go: of a row; NULL: all may. */
+typedef bool (*cluster_may_go_fn)(struct cluster *c, const json_t *row);
+void cluster_prune(struct cluster *c, const char *folder, json_t *(*first)(const char *prefix, uint32_t limit), cluster_may_go_fn may_go);
 void cluster_keys_prune(struct cluster *c);             /* the oldest claims beyond --keep-jobs go */
 
 /* cluster_take.c */

@@ -623,32 +623,38 @@ void cluster_records(struct cluster *c, const char *before, uint32_t limit, clus
 
 /* ---- pruning ---- */
 
+struct pruning {
+	struct cluster *cluster;
+	const char *folder;
+	cluster_may_go_fn may_go;
+};
+
 static void on_pruned(void *, enum err, const json_t *)
 {
 	err_clear();
 }
 
-/* Oldest first; jobs that have not ended stay, unless their node was forgotten. */
-static void on_oldest(void *user, enum err e, const json_t *answer)
+static void on_first(void *user, enum err e, const json_t *answer)
 {
-	struct cluster *c = user;
+	struct pruning p = *(struct pruning *)user;
+	struct cluster *c = p.cluster;
 	int64_t beyond = etcd_counted(answer, 0) - (int64_t)c->server->config->keep_jobs;
 	char prefix[CLUSTER_KEY_MAX], key[CLUSTER_KEY_MAX];
 	json_t *deletes = json_array();
 	const json_t *row;
 	size_t i;
 
-	cluster_key(c, "jobs/", "", prefix);
+	mem_free(user);
+	cluster_key(c, p.folder, "", prefix);
 	json_array_foreach(etcd_rows(answer, 1), i, row) {
-		CLEANUP(json_decrefp) json_t *value = NULL;
-		CLEANUP(buf_free) struct buf id = BUF_INIT(CLUSTER_KEY_MAX);
-		if (e || beyond <= 0 || etcd_value(row, &value) || etcd_key(row, prefix, &id))
+		CLEANUP(buf_free) struct buf name = BUF_INIT(CLUSTER_KEY_MAX);
+		if (e || beyond <= 0)
+			break;
+		if ((p.may_go && !p.may_go(c, row)) || etcd_key(row, prefix, &name))
 			continue;
-		buf_putc(&id, '\0');
-		const char *state = jval_text(json_object_get(value, "job"), "state");
-		bool ended = strcmp(state, "succeeded") == 0 || strcmp(state, "failed") == 0 || strcmp(state, "cancelled") == 0;
-		if (buf_status(&id) == OK && (ended || !cluster_knows(c, jval_text(value, "node")))) {
-			add(deletes, etcd_delete(cluster_key(c, "jobs/", (const char *)id.p, key)));
+		buf_putc(&name, '\0');
+		if (buf_status(&name) == OK) {
+			add(deletes, etcd_delete(cluster_key(c, p.folder, (const char *)name.p, key)));
 			beyond--;
 		}
 	}
@@ -662,10 +668,32 @@ static void on_oldest(void *user, enum err e, const json_t *answer)
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), deletes, json_array()), on_pruned, NULL);
 }
 
+void cluster_prune(struct cluster *c, const char *folder, json_t *(*first)(const char *prefix, uint32_t limit), cluster_may_go_fn may_go)
+{
+	struct pruning *p = mem_sure(sizeof *p);
+	char prefix[CLUSTER_KEY_MAX];
+
+	*p = (struct pruning){ c, folder, may_go };
+	cluster_key(c, folder, "", prefix);
+	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o, o]", etcd_count(prefix), first(prefix, PRUNE_PAGE)),
+						 json_array()), on_first, p);
+}
+
+/* Jobs that have not ended stay, unless their node was forgotten. */
+static bool job_may_go(struct cluster *c, const json_t *row)
+{
+	CLEANUP(json_decrefp) json_t *value = NULL;
+
+	if (etcd_value(row, &value))
+		return false;
+	const char *state = jval_text(json_object_get(value, "job"), "state");
+	bool ended = strcmp(state, "succeeded") == 0 || strcmp(state, "failed") == 0 || strcmp(state, "cancelled") == 0;
+	return ended || !cluster_knows(c, jval_text(value, "node"));
+}
+
 /* Removes the oldest ended jobs from etcd. The first node that is not away prunes for the whole cluster. */
 static void prune(struct cluster *c)
 {
-	char key[CLUSTER_KEY_MAX];
 	const char *first = NULL;
 
 	each(n, c->nodes.v, c->nodes.n)
@@ -675,9 +703,7 @@ static void prune(struct cluster *c)
 		return;
 	c->prune_ms = clock_mono_ms() + PRUNE_MS;
 	cluster_keys_prune(c);
-	cluster_key(c, "jobs/", "", key);
-	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o, o]", etcd_count(key), etcd_range(key, PRUNE_PAGE)),
-						 json_array()), on_oldest, c);
+	cluster_prune(c, "jobs/", etcd_range, job_may_go);
 }
 
 /* ---- ---- */

@@ -10,7 +10,7 @@
 #include "server/cluster_impl.h"
 #include "server/journal.h"
 
-enum { HASH_BYTES = 16, PRUNE_PAGE = 100 };
+enum { HASH_BYTES = 16 };
 
 struct claiming {
 	struct cluster *cluster;
@@ -163,41 +163,7 @@ void cluster_claim_drop(struct cluster *c, const struct cluster_claim *claim)
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_pack("[o]", same), json_pack("[o]", etcd_delete(key)), json_array()), on_done, NULL);
 }
 
-/* ---- pruning ---- */
-
-static void on_oldest(void *user, enum err e, const json_t *answer)
-{
-	struct cluster *c = user;
-	int64_t beyond = etcd_counted(answer, 0) - (int64_t)c->server->config->keep_jobs;
-	char prefix[CLUSTER_KEY_MAX], key[CLUSTER_KEY_MAX];
-	json_t *deletes = json_array();
-	const json_t *row;
-	size_t i;
-
-	cluster_key(c, "keys/", "", prefix);
-	json_array_foreach(etcd_rows(answer, 1), i, row) {
-		CLEANUP(buf_free) struct buf name = BUF_INIT(CLUSTER_KEY_MAX);
-		if (e || beyond-- <= 0 || etcd_key(row, prefix, &name))
-			break;
-		buf_putc(&name, '\0');
-		if (buf_status(&name) == OK)
-			(void)json_array_append_new(deletes, etcd_delete(cluster_key(c, "keys/", (const char *)name.p, key)));
-	}
-	err_clear();
-	if (json_array_size(deletes) == 0) {
-		json_decref(deletes);
-		return;
-	}
-	if (beyond > 0)
-		c->prune_ms = 0; /* the next look goes on */
-	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), deletes, json_array()), on_done, NULL);
-}
-
 void cluster_keys_prune(struct cluster *c)
 {
-	char prefix[CLUSTER_KEY_MAX];
-
-	cluster_key(c, "keys/", "", prefix);
-	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o, o]", etcd_count(prefix), etcd_oldest(prefix, PRUNE_PAGE)),
-						 json_array()), on_oldest, c);
+	cluster_prune(c, "keys/", etcd_oldest, NULL);
 }

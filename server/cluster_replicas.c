@@ -28,9 +28,7 @@ struct inquiry {
 
 static void inquiry_free(struct inquiry *q)
 {
-	buf_free(&q->errand.answer);
-	buf_free(&q->errand.heads);
-	buf_free(&q->errand.url);
+	cluster_errand_free(&q->errand);
 	buf_free(&q->path);
 	buf_free(&q->caller);
 	mem_free(q);

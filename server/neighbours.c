@@ -64,9 +64,7 @@ struct neighbours {
 static void copy_free(struct copy *c)
 {
 	loop_timer_stop(&c->timer);
-	buf_free(&c->errand.answer);
-	buf_free(&c->errand.heads);
-	buf_free(&c->errand.url);
+	cluster_errand_free(&c->errand);
 	buf_free(&c->path);
 	buf_free(&c->caller);
 	buf_free(&c->key);
@@ -276,9 +274,7 @@ static void copy_send(struct copy *c)
 {
 	struct cluster_errand *x = &c->errand;
 
-	buf_free(&x->answer);
-	buf_free(&x->heads);
-	buf_free(&x->url);
+	cluster_errand_free(x);
 	buf_free(&c->path);
 	x->url = BUF_INIT(PATH_BYTES + 512);
 	c->path = BUF_INIT(PATH_BYTES);
@@ -487,9 +483,7 @@ static void on_dropped(struct cluster_errand *x, enum err e)
 	if (e || (x->status >= 300 && x->status != 404))
 		log_warn("a copy of a deleted checkpoint stays in a node's memory until --neighbour-keep is over", "node", x->node, NULL);
 	removal_step(d->of);
-	buf_free(&x->answer);
-	buf_free(&x->heads);
-	buf_free(&x->url);
+	cluster_errand_free(x);
 	buf_free(&d->path);
 	mem_free(d);
 }

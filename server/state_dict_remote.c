@@ -34,9 +34,7 @@ struct errand {
 
 static void errand_free(struct errand *x)
 {
-	buf_free(&x->sent.answer);
-	buf_free(&x->sent.heads);
-	buf_free(&x->sent.url);
+	cluster_errand_free(&x->sent);
 	buf_free(&x->path);
 	mem_free(x->body);
 	state_dict_unref(x->sd);

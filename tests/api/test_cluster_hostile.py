@@ -18,6 +18,16 @@ def prefix(tmp_path):
     return f"/{tmp_path.name}"
 
 
+def at_work(cluster):  # noqa: F811
+    """A node, and a job of it that runs for a while."""
+    a = cluster("a")
+    a.sees(a="joined")
+    big(a, "src")
+    job = slow_reshard(a, "src", "dst")["id"]
+    known_to_etcd(a, job)
+    return a, job
+
+
 def test_foreign_keys_stop_no_take_over(pair, server, tmp_path):  # noqa: F811
     a, b = pair
     big(a, "src")
@@ -37,11 +47,7 @@ def test_foreign_keys_stop_no_take_over(pair, server, tmp_path):  # noqa: F811
 
 
 def test_own_keys_that_are_none_do_not_hold_jobs_up(cluster, server, tmp_path):  # noqa: F811
-    a = cluster("a")
-    a.sees(a="joined")
-    big(a, "src")
-    job = slow_reshard(a, "src", "dst")["id"]
-    known_to_etcd(a, job)
+    a, job = at_work(cluster)
     for i in range(501):  # more than a page, behind the job's
         server.put(f"{prefix(tmp_path)}/live/a/z{i:03}", "{}")
     a.kill()
@@ -51,11 +57,7 @@ def test_own_keys_that_are_none_do_not_hold_jobs_up(cluster, server, tmp_path): 
 
 
 def test_a_new_state_directory_of_a_name_is_the_next_owner(cluster, server, tmp_path):  # noqa: F811
-    a = cluster("a")
-    a.sees(a="joined")
-    big(a, "src")
-    job = slow_reshard(a, "src", "dst")["id"]
-    known_to_etcd(a, job)
+    a, job = at_work(cluster)
     a.kill()
     lib.wait_for(lambda: f"{prefix(tmp_path)}/alive/a" not in server.keys(f"{prefix(tmp_path)}/alive/"), 20, "its lease is over")
     other = cluster("a")

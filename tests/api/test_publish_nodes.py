@@ -7,7 +7,7 @@ import etcd  # noqa: F401
 import package
 import pytest
 from test_cluster import cluster, pair, server  # noqa: F401
-from test_publish import columns, f32, publish, put, record, take
+from test_publish import arrives, columns, f32, publish, put, record, take
 
 import dcpd as lib
 
@@ -53,15 +53,6 @@ def test_only_blocks_that_changed_come_over_the_network(pair):
 
 def follow(d, sub, pub, world=2, layout=COLUMNS, node="a", **more):
     return d.create(sub, world, subscribe={"publication": pub, "node": node, "layout": layout}, **more)
-
-
-def arrives(d, sub, after, generation):
-    rec = record(d, sub, after)
-    assert rec["generation"] == generation, rec
-    for rank, image in enumerate(d.images(sub, generation)):
-        assert image.entries["w"][2] == columns(rank, len(rec["ranks"]), float(generation))
-        assert image.values["step"] == {"json": generation}
-    return rec
 
 
 class Stalled:

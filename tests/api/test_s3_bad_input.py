@@ -7,7 +7,7 @@ import time
 import pytest
 from s3_server import ACCESS, ACCESS_NEXT, SECRET, Fake, Proxy, says
 from test_s3 import loads, names, options, ref, saved, state
-from test_s3_faults import problem
+from test_s3_faults import calm, problem, proxy  # noqa: F401
 
 import dcpd as lib
 
@@ -20,20 +20,6 @@ HONEST = ("internal", "worker_lost")  # codes that no server brings about
 
 def listing(path):
     return "list-type=2" in path
-
-
-@pytest.fixture(scope="module")
-def proxy(s3_server):
-    with Proxy(s3_server.endpoint) as p:
-        p.region = s3_server.region
-        yield p
-
-
-@pytest.fixture(autouse=True)
-def calm(proxy):
-    proxy.fault, proxy.done, proxy.clock = lambda *_: None, [], 0
-    yield
-    proxy.fault, proxy.clock = lambda *_: None, 0
 
 
 @pytest.fixture(scope="module")
