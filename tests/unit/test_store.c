@@ -8,7 +8,13 @@
 #include "store/aliases.h"
 #include "store/kept_trash.h"
 
-enum { WRITERS = 8, TURNS = 20 };
+enum { WRITERS = 8 };
+
+/* How often writers race. SeaweedFS makes one that finds an object locked wait for a second and more: few races show as much there. */
+static int turns(void)
+{
+	return getenv("DCPD_TEST_S3") ? 2 : 20;
+}
 
 /* ---- what is promised ---- */
 
@@ -238,7 +244,7 @@ static void test_of_many_one_wins(void **state)
 	char id[IDENTITY_MAX], won[8], name[16];
 
 	(void)state;
-	for (int turn = 0; turn < TURNS; turn += 2) {
+	for (int turn = 0; turn < turns(); turn += 2) {
 		struct store_swept swept;
 		snprintf(name, sizeof name, "x%d", turn);
 		race(name, turn, NULL, won);
@@ -445,7 +451,7 @@ static void test_a_trash_that_gives_back(void **state)
 struct wanting {
 	pthread_barrier_t *begin;
 	bool empties;
-	char id[8];
+	char id[8], said[ERR_TEXT_MAX];
 	enum err e;
 };
 
@@ -456,6 +462,7 @@ static void *want_entry(void *user)
 
 	pthread_barrier_wait(w->begin);
 	w->e = w->empties ? store->ops->trash_empty(store, "D") : store->ops->trash_restore(&by, store, "D", "run/x");
+	snprintf(w->said, sizeof w->said, "%s", w->e ? err_last()->text : "");
 	return NULL;
 }
 
@@ -469,7 +476,7 @@ static void test_of_many_one_has_the_entry(void **state)
 	(void)state;
 	if (!store->ops->trash_list)
 		skip();
-	for (int turn = 0; turn < TURNS / 2; turn++) {
+	for (int turn = 0; turn < turns() / 2; turn++) {
 		const struct ref x = ref_checkpoint("main", "run/x");
 		bool back = false;
 		int wins = 0;
@@ -484,7 +491,8 @@ static void test_of_many_one_has_the_entry(void **state)
 		}
 		for (int i = 0; i < WRITERS; i++) {
 			pthread_join(threads[i], NULL);
-			assert_true(w[i].e == OK || w[i].e == ERR_NOT_FOUND || w[i].e == ERR_CHECKPOINT_EXISTS);
+			if (w[i].e != OK && w[i].e != ERR_NOT_FOUND && w[i].e != ERR_CHECKPOINT_EXISTS)
+				fail_msg("%s: %s", w[i].id, w[i].said);
 			wins += w[i].e == OK;
 			back |= w[i].e == OK && !w[i].empties;
 		}
