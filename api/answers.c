@@ -3,6 +3,7 @@
 #include "api/answers.h"
 
 #include <stdio.h>
+#include <xxhash.h>
 
 #include "api/api_impl.h"
 #include "api/form.h"
@@ -14,10 +15,10 @@
 static const char no_id[] = "0000000000000000"; /* req_ready writes the request's */
 _Static_assert(sizeof no_id == REQUEST_ID_OWN + 1, "as long as an id of ours");
 
-enum { PLACES = 512, MARK_MAX = 40, CODE_MIN = 1 << 10 };
+enum { PLACES = 512, MARK_MAX = 20, CODE_MIN = 1 << 10 };
 
 struct place {
-	char id[JOB_ID_LEN + 1];
+	char id[JOB_ID_LEN + 1], mark[MARK_MAX];
 	uint64_t version;
 	struct {
 		struct MHD_Response *full, *same;
@@ -89,30 +90,31 @@ static FALLIBLE enum err fill_place(struct place *p, struct str text, struct for
 	return ERR(NO_MEMORY, "cannot make an answer");
 }
 
+/* The mark is the text's, as that of all other answers: versions begin anew when a record is read from the journal. */
 FALLIBLE enum err answers_job(struct req *r, struct str id)
 {
 	uint64_t version = id.n == JOB_ID_LEN ? job_version(r->core, id) : 0;
 	struct place *p = &r->api->answers->places[str_hash(id) % PLACES];
 	bool may_keep = version != 0 && !r->suspended && !r->id_is_sent && r->refs == 1;
 	struct buf b = BUF_INIT(64 << 20);
-	char mark[MARK_MAX];
 	struct form form;
 	struct str text;
 
-	snprintf(mark, sizeof mark, "%jx-%jx", (uintmax_t)r->core->boot, (uintmax_t)version);
-	form_decide(r, mark, &form);
-	bool kept = may_keep && p->version == version && memcmp(p->id, id.p, JOB_ID_LEN) == 0;
-	if (!kept || !p->coded[form.coding].full) {
+	if (!may_keep || p->version != version || memcmp(p->id, id.p, JOB_ID_LEN) != 0) {
 		TRY(job_text(r->core, id, &text));
 		if (!may_keep || text.n > UNREAD_SMALL) {
 			buf_put(&b, text.p, text.n);
 			return req_json(r, 200, &b);
 		}
-		if (!kept)
-			clear_place(p);
-		TRY(fill_place(p, text, form));
+		clear_place(p);
 		memcpy(p->id, id.p, id.n);
+		snprintf(p->mark, sizeof p->mark, "%016jx", (uintmax_t)XXH3_64bits(text.p, text.n));
 		p->version = version;
+	}
+	form_decide(r, p->mark, &form);
+	if (!p->coded[form.coding].full) {
+		TRY(job_text(r->core, id, &text));
+		TRY(fill_place(p, text, form));
 	}
 	return req_ready(r, form.same ? 304 : 200, form.same ? p->coded[form.coding].same : p->coded[form.coding].full);
 }

@@ -6,7 +6,7 @@ import subprocess
 import urllib.parse
 
 import pytest
-from crafted import FIXTURES
+from crafted import FIXTURES, Crafted
 
 import dcpd as lib
 
@@ -51,6 +51,23 @@ def test_what_the_client_has_is_not_sent_again(d, plain):
         assert d.api.get(path, headers={"If-None-Match": '"x"'}).status == 200, path
         head = d.api.request("HEAD", path)
         assert head.headers["ETag"] == etag and int(head.headers["Content-Length"]) == len(first.body), path
+
+
+def test_the_etag_of_a_record_is_that_of_its_text(spawn):
+    """Whether the record is kept as an answer, made for one request, or read from the journal by another daemon."""
+    d = spawn()
+    job = d.api.run("verify", source=Crafted(d.storages["main"]).ref, level="structure")
+    path = f"/v1/jobs/{job['id']}"
+
+    def tags():
+        got = [d.api.get(path), d.api.get(path), d.api.get(path, headers={"X-Request-Id": "a-client-s"}), d.api.get(f"{path}?wait=1s")]
+        return {(a.headers["ETag"], a.body) for a in got}
+
+    before = tags()
+    assert len(before) == 1
+    d.stop()
+    d.start()
+    assert tags() == before
 
 
 def test_an_etag_changes_with_the_answer(d):
