@@ -104,8 +104,8 @@ export function mount(root, route, page) {
 			reset: () => setTimeout(update) },
 			h("label", { for: "jobs-text" }, "Text"),
 			h("input", { id: "jobs-text", type: "search", placeholder: "id, kind, name, label, error", spellcheck: "false", input: update }),
-			h("label", { for: "jobs-state" }, "State"),
-			h("select", { id: "jobs-state", change: update }, h("option", { value: "" }, "any"), STATES.map((word) => h("option", {}, word))),
+			h("span", { class: "pair" }, h("label", { for: "jobs-state" }, "State"),
+				h("select", { id: "jobs-state", change: update }, h("option", { value: "" }, "any"), STATES.map((word) => h("option", {}, word)))),
 			h("button", { id: "jobs-clear", type: "reset" }, "Clear")),
 		table("jobs", "Jobs table", ["Job", "What", "State", "Progress", "Created", "Action"]),
 		h("div", { id: "jobs-pager", class: "pager" }));
