@@ -69,7 +69,8 @@ BUILD_DEBS := gcc libc6-dev make pkg-config libmicrohttpd-dev libevent-dev libja
 TEST_DEBS := g++ locales libcmocka-dev python3 python3-venv python3-yaml strace chromium-headless-shell zsh fish openssl etcd-server
 BENCH_DEBS := chromium fio wrk zstd python3 python3-venv
 DEB_DEBS := debhelper dh-python dpkg-dev fakeroot
-DEPLOY_DEBS := lintian debootstrap
+DEPLOY_DEBS := lintian debootstrap systemd-container
+SLURM_DEBS := munge slurmctld slurmd slurm-client
 WHEEL_DEBS := binutils patchelf dpkg python3
 FUZZ_DEBS := clang libclang-rt-14-dev
 
@@ -340,14 +341,18 @@ check-fresh: ## quickstart and check in a bare Debian 12 that debootstrap makes,
 	$(Q)tests/fresh.sh
 
 .PHONY: check-deploy
-check-deploy: ## packages and wheel in a clean Debian 12 (needs root; CLEAN=DIR has one), and the containers where there is Docker
-	$(Q)$(MAKE) --no-print-directory deb
+check-deploy: ## packages and wheel in a clean Debian 12, dcpd under systemd, the containers over an engine that is fetched where none answers (needs root)
+	$(Q)$(MAKE) --no-print-directory deb wheel
 	$(Q)deploy/deps.sh $(DEPLOY_DEBS)
-	$(Q)lintian --fail-on error,warning build/deb/*.changes
-	$(Q)tests/e2e/deb.sh $(CLEAN)
-	$(Q)$(MAKE) --no-print-directory wheel
-	$(Q)tests/e2e/wheel.sh $(CLEAN)
-	$(Q)$(PYTEST) -rs tests/e2e/test_deploy.py
+	$(Q)lintian --allow-root --fail-on error,warning build/deb/*.changes
+	$(Q)tests/e2e/deb.sh
+	$(Q)tests/e2e/wheel.sh
+	$(Q)DOCKER_START=1 $(PYTEST) -rsP tests/e2e/test_deploy.py
+
+.PHONY: check-slurm
+check-slurm: all ## prolog, epilog and job script of deploy/slurm under Debian's Slurm on loopback (needs root; where it is not to be had, it skips)
+	$(Q)deploy/deps.sh $(SLURM_DEBS)
+	$(Q)$(PYTEST) -rs tests/e2e/test_slurm.py
 
 .PHONY: check-contract
 REQUESTS ?= 100000

@@ -2,7 +2,7 @@
 # fresh.sh [COMMAND]...: runs the README's two commands in a Debian 12 that has nothing but make, from a tree that is no repository.
 #
 # What a machine of ours happens to have (git, curl, certificates, an editor's locale, a `/` that is a mount) is easily taken for granted.
-# debootstrap makes the system below $TMPDIR, with this machine's mirrors and settings of apt and pip; a mount namespace and a process
+# The system is a copy of debian.sh's below $TMPDIR, with this machine's settings of apt and pip; a mount namespace and a process
 # namespace of its own end with the script, whatever it started. FRESH=DIR keeps the system in DIR, and uses it again.
 set -eu
 tree=$(cd "$(dirname "$0")/.." && pwd)
@@ -10,7 +10,6 @@ tree=$(cd "$(dirname "$0")/.." && pwd)
 
 if [ "${1:-}" != --inside ]; then
 	[ "$(id -u)" -eq 0 ] || { echo "fresh: only root may make a system within this one" >&2; exit 1; }
-	"$tree/deploy/deps.sh" debootstrap
 	exec unshare --mount --pid --fork --kill-child "$0" --inside "$@"
 fi
 shift
@@ -22,16 +21,12 @@ else
 	trap 'umount -R "$root/proc" "$root/sys" "$root/dev/pts" "$root/dev/shm"; rm -rf --one-file-system "$root"' EXIT
 fi
 
-if [ ! -e "$root/.complete" ]; then
-	mirror=$(apt-get indextargets --format '$(CODENAME) $(SITE)' 'Origin: Debian' | sed -n 's/^bookworm //p' | head -n 1)
-	echo "fresh: debootstrap from ${mirror:=http://deb.debian.org/debian}"
-	debootstrap --variant=minbase bookworm "$root" "$mirror" >"$root.log" 2>&1 || { tail "$root.log" >&2; exit 1; }
-	rm "$root.log"
-	# How this machine reaches the mirrors of Debian and of Python: proxies, certificates.
-	apt-config dump Acquire | grep -E '^Acquire::(http|https|ftp|Retries|ForceIPv)' >"$root/etc/apt/apt.conf.d/99host" || true
+if [ ! -e "$root/.with-make" ]; then
+	mkdir -p "$root"
+	cp -a "$("$tree/tests/debian.sh")/." "$root"
 	chroot "$root" apt-get -q update >/dev/null
 	chroot "$root" env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install make >/dev/null
-	touch "$root/.complete"
+	touch "$root/.with-make"
 fi
 
 mount -t proc proc "$root/proc"

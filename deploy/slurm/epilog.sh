@@ -1,8 +1,13 @@
 #!/bin/bash
 # epilog.sh: Slurm's Epilog= on a node with dcpd, as root: the node is free when the saves of the job's runs are durable. Where that takes
 # longer than WAIT (or no dcpd answers) it fails, so that Slurm drains the node: snapshots stay in its memory until somebody has looked.
-# A save that has failed is logged; no waiting mends it. PrologEpilogTimeout= must be longer than WAIT.
+# A save that has failed is logged; no waiting mends it. Settings as prolog.sh says. PrologEpilogTimeout= must be longer than WAIT.
 set -u
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+settings=$(dirname "$0")/settings
+set -a
+[ ! -r "$settings" ] || . "$settings"
+set +a
 folder=${RUNS_FOLDER:-/run/dcpd-slurm} wait=${WAIT:-10m} rc=0
 [[ $SLURM_JOB_ID =~ ^[0-9]+$ ]] || exit 1
 file=$folder/$SLURM_JOB_ID

@@ -1,5 +1,4 @@
-# clean.sh: a clean Debian 12 to install things in, for deb.sh and wheel.sh, which read it. $1: a folder with such a system
-# (debootstrap --variant=minbase bookworm FOLDER), of which a copy is used; without one it is made. Needs root. Sets work and root.
+# clean.sh: a clean Debian 12 to install things in, for the scripts that read it. Needs root. Sets work and root.
 me=${0##*/}
 fail() { echo "$me: $*" >&2; exit 1; }
 [ "$(id -u)" -eq 0 ] || fail "needs root"
@@ -13,11 +12,7 @@ end() {
 }
 trap end EXIT
 
-if [ -n "${1:-}" ]; then
-	cp -a "$1" "$root"
-else
-	debootstrap --variant=minbase bookworm "$root" http://deb.debian.org/debian >"$work/log" || fail "$(tail -3 "$work/log")"
-fi
+cp -a "$(tests/debian.sh)" "$root"
 mount -t proc proc "$root/proc"
 mkdir -p "$root/dev/shm"
 mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"

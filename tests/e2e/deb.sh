@@ -1,7 +1,6 @@
 #!/bin/bash
-# deb.sh [ROOT]: the packages of `make deb` in a clean Debian 12: installed, a save as the service's user, upgraded while dcpd runs,
-# removed, purged. ROOT: a folder with such a system (debootstrap --variant=minbase bookworm ROOT), of which a copy is used; without one
-# it is made. Needs root. The last line says how long it took from the packages to the first save.
+# deb.sh: the packages of `make deb` in a clean Debian 12: installed, a save as the service's user, upgraded while dcpd runs,
+# removed, purged. Needs root. The last line says how long it took from the packages to the first save.
 set -eu
 cd "$(dirname "$0")/../.."
 . tests/e2e/clean.sh

@@ -4,8 +4,9 @@
 # Builds, comes up healthy, saves from a trainer's container of another uid; recreates, kills, upgrades and restricts dcpd's container and
 # shows each time that the snapshots in shared memory and the saved checkpoints are still there and that saving goes on: under the default
 # seccomp profile, without io_uring, with deploy/seccomp.json, with 64 MiB of shared memory, stopped in a save, with a full volume.
-# Everything it makes carries a name of its own and is removed at the end. DCPD_BASE=IMAGE chooses the base image. DOCKER_START=1
-# starts an engine of its own for the time of the test, where none answers (as root; it sets packet filter rules, as engines do).
+# Everything it makes carries a name of its own and is removed at the end. DCPD_BASE=IMAGE chooses the base image. DOCKER_START=1 starts
+# an engine of its own for the time of the test (engine.sh; as root), where none answers. That one leaves the packet filter alone: builds
+# use the host's network.
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
@@ -13,8 +14,6 @@ here=$PWD/tests/e2e
 skip() { echo "skipped: $*"; exit 77; }
 step() { printf '%4d s  %s\n' "$SECONDS" "$*"; }
 
-command -v docker >/dev/null || skip "no docker command"
-docker compose version >/dev/null 2>&1 || skip "docker has no compose plugin"
 work=$(mktemp -d)
 engine=
 end_engine() {
@@ -22,19 +21,27 @@ end_engine() {
 	rm -rf "$work"
 }
 trap end_engine EXIT
-if ! docker info >/dev/null 2>&1 && [ -n "${DOCKER_START:-}" ] && command -v dockerd >/dev/null && [ "$(id -u)" -eq 0 ]; then
-	export DOCKER_HOST=unix://$work/docker.sock
-	dockerd -H "$DOCKER_HOST" --data-root "$work/data" --exec-root "$work/exec" --pidfile "$work/pid" >"$work/dockerd.log" 2>&1 &
+if ! { docker info && docker compose version; } >/dev/null 2>&1 && [ -n "${DOCKER_START:-}" ] && [ "$(id -u)" -eq 0 ]; then
+	programs=$(tests/e2e/engine.sh)
+	export PATH=$programs/bin:$PATH DOCKER_CONFIG=$work/client DOCKER_HOST=unix://$work/docker.sock
+	mkdir -p "$work/client"
+	ln -s "$programs/cli-plugins" "$work/client/cli-plugins"
+	dockerd -H "$DOCKER_HOST" --data-root "$work/data" --exec-root "$work/exec" --pidfile "$work/pid" --bridge none --iptables=false \
+		--ip6tables=false >"$work/dockerd.log" 2>&1 &
 	engine=$!
 	for _ in $(seq 100); do docker info >/dev/null 2>&1 && break; sleep 0.3; done
 	step "started an engine"
 fi
+command -v docker >/dev/null || skip "no docker command"
+docker compose version >/dev/null 2>&1 || skip "docker has no compose plugin"
 docker info >/dev/null 2>&1 || skip "no container engine answers (${DOCKER_HOST:-/var/run/docker.sock})"
 
 export DCPD_BASE=${DCPD_BASE:-debian:bookworm-slim}
 export COMPOSE_PROJECT_NAME=dcpd-e2e-$$ DCPD_IMAGE=dcpd-e2e:$$ DCPD_TRAINER_IMAGE=dcpd-e2e-trainer:$$
 export DCPD_PORT=0 DCPD_SHM_SIZE=256mb
-files=(-f deploy/compose.yaml)
+printf 'services: {dcpd: {build: {network: host}}, trainer: {build: {network: host}}}\n' >"$work/network.yaml"
+base=(-f deploy/compose.yaml -f "$work/network.yaml")
+files=("${base[@]}")
 compose() { docker compose --progress quiet "${files[@]}" --profile example "$@"; }
 cleanup() {
 	local rc=$?
@@ -48,12 +55,12 @@ cleanup() {
 trap cleanup EXIT
 
 if ! docker image inspect "$DCPD_BASE" >/dev/null 2>&1 && ! docker pull -q "$DCPD_BASE" >/dev/null 2>&1; then
-	command -v debootstrap >/dev/null && [ "$(id -u)" -eq 0 ] || skip "no image $DCPD_BASE, and no debootstrap to make one"
+	[ "$(id -u)" -eq 0 ] || skip "no image $DCPD_BASE, and no rights to make one"
 	step "making $DCPD_BASE with debootstrap"
-	debootstrap --variant=minbase bookworm "$work/base" >/dev/null
-	(cd "$work/base" && rm -rf var/cache/apt/* var/lib/apt/lists/* usr/share/{doc,man,info,locale}/*) # as the slim image does
-	tar -C "$work/base" -c . | docker import - "$DCPD_BASE" >/dev/null
-	rm -rf "$work/base"
+	# As the slim image does.
+	tar -C "$(tests/debian.sh)" --exclude='./var/cache/apt/*' --exclude='./var/lib/apt/lists/*' --exclude='./usr/share/doc/*' \
+		--exclude='./usr/share/man/*' --exclude='./usr/share/info/*' --exclude='./usr/share/locale/*' -c . |
+		docker import - "$DCPD_BASE" >/dev/null
 fi
 
 trainer() { compose run --rm --no-deps -T trainer --run r --mib 4 "$@"; }
@@ -83,7 +90,9 @@ holds() { # STEP...: these checkpoints are visible and whole
 step "build"
 compose build -q >"$work/build.log" 2>&1 || { tail -40 "$work/build.log"; exit 1; }
 [ "$(docker run --rm --entrypoint id "$DCPD_IMAGE" -u)" = 8427 ]
-step "the image has $(($(docker image inspect -f '{{.Size}}' "$DCPD_IMAGE") / 1000000)) MB"
+megabytes=$(($(docker image inspect -f '{{.Size}}' "$DCPD_IMAGE") / 1000000))
+step "the image has $megabytes MB"
+[ "$megabytes" -le 120 ]
 make -s sbom IMAGE="$DCPD_IMAGE" >/dev/null
 grep -q '"name": "libmicrohttpd12"' build/sbom/image.cdx.json
 
@@ -101,6 +110,7 @@ step "Docker calls it healthy after $(since) ms"
 id=$(compose ps -q dcpd)
 [ "$(docker inspect -f '{{.State.Health.Status}}' "$id")" = healthy ]
 address=$(compose port dcpd 8427)
+refused "Read-only file system" compose exec -T -u 0 dcpd touch /usr/bin/x
 python3 - "$address" <<-'PY'
 	import sys, urllib.error, urllib.request
 	base = "http://" + sys.argv[1]
@@ -170,7 +180,7 @@ ctl rm shm:back --yes >/dev/null
 
 seccomp() { # the profile for dcpd's container
 	printf 'services:\n  dcpd:\n    security_opt: ["seccomp=%s"]\n' "$1" >"$work/seccomp.yaml"
-	files=(-f deploy/compose.yaml -f "$work/seccomp.yaml")
+	files=("${base[@]}" -f "$work/seccomp.yaml")
 	up dcpd
 }
 step "without io_uring, as under Docker's newer default profile: the thread pool saves"
@@ -184,19 +194,27 @@ seccomp "$PWD/deploy/seccomp.json"
 trainer --first 5 --steps 1
 holds 5
 [ "$(engine_of)" = io_uring ]
-files=(-f deploy/compose.yaml)
+files=("${base[@]}")
 
-step "SIGTERM in a save: it ends, or the next daemon ends it"
+step "SIGTERM in a save: it ends, or the next daemon ends it. SIGKILL: the next daemon ends it"
 up dcpd
-trainer --name big --first 6 --steps 1 --seal-only --mib 64
-compose run -d --no-deps --name "$COMPOSE_PROJECT_NAME-late" trainer --name big --run r --first 6 --steps 1 --save-only >/dev/null
-for _ in $(seq 100); do ctl jobs --json | grep -q r/step-6 && break; sleep 0.05; done
-compose stop -t 30 dcpd >/dev/null 2>&1
-[ "$(docker inspect -f '{{.State.ExitCode}}' "$(compose ps -aq dcpd)")" = 0 ]
-up dcpd
-ctl drain main:r --wait 60s
-docker rm -f "$COMPOSE_PROJECT_NAME-late" >/dev/null
-holds 1 6
+n=6
+for signal in TERM KILL; do
+	trainer --name big --first $n --steps 1 --seal-only --mib 64
+	compose run -d --no-deps --name "$COMPOSE_PROJECT_NAME-late" trainer --name big --run r --first $n --steps 1 --save-only >/dev/null
+	for _ in $(seq 100); do ctl jobs --json | grep -q r/step-$n && break; sleep 0.05; done
+	if [ $signal = TERM ]; then
+		compose stop -t 30 dcpd >/dev/null 2>&1
+		[ "$(docker inspect -f '{{.State.ExitCode}}' "$(compose ps -aq dcpd)")" = 0 ]
+	else
+		docker kill -s KILL "$(compose ps -q dcpd)" >/dev/null
+	fi
+	up dcpd
+	ctl drain main:r --wait 60s
+	docker rm -f "$COMPOSE_PROJECT_NAME-late" >/dev/null
+	holds 1 $n
+	n=$((n + 1))
+done
 
 step "the volume is full: the save fails in words, nothing is visible, the next one works"
 cat >"$work/full.yaml" <<-'YAML'
@@ -207,24 +225,24 @@ cat >"$work/full.yaml" <<-'YAML'
 	  full:
 	    driver_opts: {type: tmpfs, device: tmpfs, o: "size=8m,uid=8427,gid=8427,mode=750"}
 	YAML
-files=(-f deploy/compose.yaml -f "$work/full.yaml")
+files=("${base[@]}" -f "$work/full.yaml")
 up dcpd
 refused storage_full trainer --name full --run f --first 1 --steps 1 --mib 16
 refused not_found ctl show main:f/step-1 --json
 trainer --name small --run f --first 2 --steps 1 --mib 1
 ctl verify main:f/step-2 --level digest >/dev/null
-files=(-f deploy/compose.yaml)
+files=("${base[@]}")
 
 step "64 MiB of shared memory: what does not fit is refused in words, what fits is saved"
 compose down -t 5 >/dev/null 2>&1
 DCPD_SHM_SIZE=64mb
 up dcpd
-refused shm_exhausted trainer --name large --first 7 --steps 1 --mib 128
-trainer --first 7 --steps 1
-holds 1 7
+refused shm_exhausted trainer --name large --first 8 --steps 1 --mib 128
+trainer --first 8 --steps 1
+holds 1 8
 
 step "GPUs that are not there: the override is valid, and the refusal is in words"
-gpu=(docker compose -f deploy/compose.yaml -f deploy/compose.gpu.yaml)
+gpu=(docker compose "${base[@]}" -f deploy/compose.gpu.yaml)
 "${gpu[@]}" --profile monitoring --profile example config -q
 if [ ! -e /dev/nvidiactl ]; then
 	export DCPD_GPU_IMAGE=$DCPD_IMAGE

@@ -1,4 +1,4 @@
-"""What deploy/ promises: the unit is valid and tight, the configuration is accepted, the container works (docker.sh)."""
+"""What deploy/ promises: the unit is valid and tight, the configuration is accepted, container and service work (docker.sh, systemd.sh)."""
 
 import json
 import os
@@ -51,6 +51,7 @@ def test_snapshots_outlive_the_service():
     assert settings["OOMPolicy"] == "continue"
     assert settings["Type"] == "notify"
     assert "DynamicUser" not in settings and "PrivateIPC" not in settings
+    assert "RestrictSUIDSGID" not in settings, "systemd refuses openat2 for it: dcpd does not start"
     assert settings["User"] in (DEPLOY / "dcpd.sysusers.conf").read_text()
 
 
@@ -218,9 +219,9 @@ def slurm(tmp_path, script, exits, lines=None):
         (runs / "7").write_text(lines)
     log = tmp_path / "log"
     log.write_text("")
-    env = {"PATH": f"{bin_folder}:/usr/bin:/bin", "LOG": str(log), "RUNS_FOLDER": str(runs), "WAIT": "5s", "SLURM_JOB_ID": "7",
-           "SLURM_JOB_UID": str(os.getuid())}
-    out = run(DEPLOY / "slurm" / script, env=env)
+    shutil.copy(DEPLOY / "slurm" / script, tmp_path)
+    (tmp_path / "settings").write_text(f"PATH={bin_folder}:/usr/bin:/bin\nLOG={log}\nRUNS_FOLDER={runs}\nWAIT=5s\n")
+    out = run(tmp_path / script, env={"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(os.getuid())})  # Slurm hands over no other environment
     return out.returncode, log.read_text(), (runs / "7").exists()
 
 
@@ -245,9 +246,13 @@ def heavy(script, *arguments):
     if out.returncode == 77:
         pytest.skip(out.stdout.strip().splitlines()[-1])
     assert out.returncode == 0, out.stdout
+    print(out.stdout)
 
 
 @pytest.mark.slow
 @pytest.mark.seconds(1300)
-def test_the_container():
-    heavy("docker.sh")
+@pytest.mark.parametrize("script", ["docker.sh", "systemd.sh"])
+def test_it_runs(script):
+    if script == "systemd.sh" and not list(TOP.glob("build/deb/dcpd_*.deb")):
+        pytest.skip("there are no packages (make deb)")
+    heavy(script)

@@ -1,6 +1,6 @@
 #!/bin/bash
-# wheel.sh [ROOT]: the wheel of `make wheel` in a clean Debian 12 that has Python and none of dcpd's libraries: installed without network,
-# a save and a load by a private daemon, as a user. ROOT as clean.sh says.
+# wheel.sh: the wheel of `make wheel` in a clean Debian 12 that has Python and none of dcpd's libraries: installed without network,
+# a save and a load by a private daemon, as a user.
 set -eu
 cd "$(dirname "$0")/../.."
 . tests/e2e/clean.sh
