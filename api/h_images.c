@@ -69,8 +69,14 @@ static void on_digests(void *user, enum err e, const struct state_dict_image *di
 
 FALLIBLE enum err h_sdict_digests(struct req *r)
 {
+	struct str of = { 0 };
+	bool given;
+
+	TRY(req_query(r, "of", &of, &given));
+	if (given && !str_is(of, "headers"))
+		return ERR(VALIDATION_FAILED, "\"of\" is \"headers\", or is left out: then the digests of all bytes are sent");
 	TRY(begin(r));
 	req_hold(r);
-	state_dict_read_digests(r->reading, on_digests, r);
+	state_dict_read_digests(r->reading, given, on_digests, r);
 	return OK;
 }

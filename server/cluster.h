@@ -96,6 +96,7 @@ void cluster_record(struct cluster *c, struct str id, cluster_record_fn fn, void
 void cluster_records(struct cluster *c, const char *before, uint32_t limit, cluster_record_fn fn, void *user);
 enum cluster_presence { CLUSTER_IS_SELF, CLUSTER_IS_HERE, CLUSTER_IS_AWAY, CLUSTER_IS_UNKNOWN };
 enum cluster_presence cluster_presence(const struct cluster *c, const char *node);
+bool cluster_is_away(const struct server *s, const char *node);      /* hook of parts.h */
 bool cluster_has_gone(const struct cluster *c);      /* nodes were forgotten whose jobs etcd may have records of */
 bool cluster_has_looked(const struct cluster *c);    /* it knows which nodes there are */
 

@@ -106,6 +106,13 @@ enum cluster_presence cluster_presence(const struct cluster *c, const char *node
 	return CLUSTER_IS_UNKNOWN;
 }
 
+bool cluster_is_away(const struct server *s, const char *node)
+{
+	enum cluster_presence presence = s->cluster ? cluster_presence(s->cluster, node) : CLUSTER_IS_UNKNOWN;
+
+	return presence == CLUSTER_IS_AWAY || presence == CLUSTER_IS_UNKNOWN;
+}
+
 bool cluster_has_looked(const struct cluster *c)
 {
 	return c && c->looks > 0;

@@ -72,7 +72,9 @@ static FALLIBLE enum err add_copies(const struct job *j, json_t *body)
 	json_array_foreach(j->copies, i, one) {
 		if (job_copy_is_own(j, one))
 			continue;
-		snprintf(name, sizeof name, "%u%s/%s/%jd", (unsigned)who.uid, who.admin ? "a" : "", jval_text(one, "state_dict"),
+		if (j->server->hooks->is_away(j->server, jval_text(one, "node")))
+			continue;
+		snprintf(name, sizeof name, "%u%s/%s/%jd+copy", (unsigned)who.uid, who.admin ? "a" : "", jval_text(one, "state_dict"),
 			 (intmax_t)jval_int(one, "generation"));
 		if (json_array_append_new(list, json_pack("{s:s+, s:s}", "storage", "@", jval_text(one, "node"), "name", name)) != 0)
 			return ERR(NO_MEMORY, "cannot describe a job");

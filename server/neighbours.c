@@ -203,9 +203,8 @@ static void on_pause_over(void *user)
 static const char *hopeless(const struct copy *c)
 {
 	const struct server *s = c->of->all->server;
-	enum cluster_presence presence = cluster_presence(s->cluster, c->node);
 
-	if (presence == CLUSTER_IS_AWAY || presence == CLUSTER_IS_UNKNOWN)
+	if (cluster_is_away(s, c->node))
 		return "it is away";
 	return (clock_service_ms() - c->moved_ms) / QUIET_STALLS > s->config->stall_ms ?
 		"the copy made no progress in twice the time of --stall-after" : NULL;

@@ -30,6 +30,8 @@ struct server_hooks {
 	/* cluster_replicas.c: which nodes have a copy of the checkpoint in their memory. */
 	void (*find_replicas)(struct server *s, const struct ref *checkpoint, const struct principal *who,
 			      void (*fn)(void *user, const json_t *list), void *user);
+	/* cluster_forward.c: the node's lease is over, or nobody knows it. */
+	bool (*is_away)(const struct server *s, const char *node);
 	/* neighbours.c: the job's generation is sealed, and its row in the journal. */
 	void (*snapshotted)(struct job *j);
 	/* Is the job still this node's? fn(user, OK, or ERR_JOB_MOVED). For shared jobs only. */

@@ -142,7 +142,8 @@ static enum err may_commit(const struct job *j)
 static const struct server_hooks hooks = { .job_ended = on_job_ended, .happens = on_happens, .may_commit = may_commit,
 					    .job_noted = cluster_note_job, .confirm = cluster_confirm, .jobs_loaded = cluster_jobs_loaded,
 					    .node_storage = cluster_storage, .ask_image = cluster_ask_image,
-					    .find_replicas = cluster_find_replicas, .snapshotted = neighbours_snapshotted };
+					    .find_replicas = cluster_find_replicas, .is_away = cluster_is_away,
+					    .snapshotted = neighbours_snapshotted };
 
 /* With space again, slots that could not be freed become free, and jobs begin. */
 static void on_journal_full(void *user)

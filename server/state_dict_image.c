@@ -22,6 +22,14 @@ struct waiter {
 	void *user;
 };
 
+/* Digests that a worker computes: of all bytes, or of headers alone. */
+struct digests {
+	struct state_dict_reading *of;
+	struct waiter *waiters;
+	int fd;                        /* -1: nobody has asked */
+	uint64_t bytes, room;          /* room: of unread.h, taken for the memfd */
+};
+
 struct state_dict_reading {
 	struct state_dict_reading *next;
 	struct state_dicts *all;
@@ -31,9 +39,7 @@ struct state_dict_reading {
 	struct loop_timer *linger;
 	bool gave_way;                 /* to a publisher: `use` is gone, and only what is being sent still comes */
 	char etag[STATE_DICT_ETAG_MAX];
-	struct waiter *waiters;        /* for the digests, which a worker computes */
-	int digests_fd;                /* -1: nobody has asked */
-	uint64_t digests_bytes, room;  /* room: of unread.h, taken for the memfd */
+	struct digests all_bytes, headers;
 };
 
 /* Names of segments are random, and a slot's generations grow: whoever makes a state dict of the same name anew makes another tag. */
@@ -51,13 +57,19 @@ static void make_etag(const struct state_dict_use *use, char out[STATE_DICT_ETAG
 	snprintf(out, STATE_DICT_ETAG_MAX, "\"%s-%jd\"", hex, (intmax_t)use->generation);
 }
 
+static void digests_drop(struct digests *d)
+{
+	unread_give(d->of->all->parts.unread, d->room);
+	fs_drop(&d->fd);
+}
+
 static void reading_free(struct state_dict_reading *g)
 {
 	list_remove(&g->all->readings, g);
 	g->all->reading_count--;
 	loop_timer_stop(&g->linger);
-	unread_give(g->all->parts.unread, g->room);
-	fs_drop(&g->digests_fd);
+	digests_drop(&g->all_bytes);
+	digests_drop(&g->headers);
 	state_dict_unuse(&g->use);
 	mem_free(g);
 }
@@ -101,7 +113,8 @@ static FALLIBLE enum err take_reading(struct state_dicts *s, struct state_dict_u
 		state_dict_unuse(&use);
 		return full ? ERR(BUSY, "images of %d generations are being read", READINGS_MAX) : ERR(NO_MEMORY, "cannot read an image");
 	}
-	*g = (struct state_dict_reading){ .next = s->readings, .all = s, .use = use, .digests_fd = -1 };
+	*g = (struct state_dict_reading){ .next = s->readings, .all = s, .use = use, .all_bytes = { .of = g, .fd = -1 },
+					  .headers = { .of = g, .fd = -1 } };
 	make_etag(use, g->etag);
 	s->readings = g;
 	s->reading_count++;
@@ -179,7 +192,8 @@ static void yield_now(void *user, enum err)
 
 	sd->feed->yields = false;
 	list_each(g, sd->all->readings)
-		if (!sd->dead && !g->gave_way && g->use->owner == sd && g->use->generation < newest && !g->waiters && holds_alone(g))
+		if (!sd->dead && !g->gave_way && g->use->owner == sd && g->use->generation < newest && !g->all_bytes.waiters &&
+		    !g->headers.waiters && holds_alone(g))
 			give_way(g);
 	state_dict_unref(sd);
 }
@@ -195,61 +209,59 @@ void state_dict_readings_yield(struct state_dict *sd)
 
 /* ---- digests ---- */
 
-static void tell(struct state_dict_reading *g, enum err e)
+static void tell(struct digests *d, enum err e)
 {
+	struct state_dict_reading *g = d->of;
 	struct err_info info = *err_last();
-	struct waiter *first = g->waiters;
-	const struct state_dict_image digests = { .fd = g->digests_fd, .bytes = g->digests_bytes, .generation = g->use->generation,
-						  .etag = g->etag };
+	struct waiter *first = d->waiters;
+	const struct state_dict_image digests = { .fd = d->fd, .bytes = d->bytes, .generation = g->use->generation, .etag = g->etag };
 
-	g->waiters = NULL;
+	d->waiters = NULL;
 	list_each(w, first) {
 		err_restore(&info);
 		w->fn(w->user, e, e ? NULL : &digests);
 		mem_free(w);
 	}
+	state_dict_read_end(&g);
 }
 
 static void on_digests(void *user, enum err e, const json_t *ok, int *fd)
 {
-	struct state_dict_reading *g = user;
+	struct digests *d = user;
 	json_int_t bytes = json_integer_value(json_object_get(ok, "bytes"));
 
 	if (!e && (*fd < 0 || bytes <= 0 || (uint64_t)bytes > lookup_fd_bytes(*fd)))
 		e = ERR(PROTOCOL, "the look-up's answer has not the bytes that it announces");
 	if (!e) {
-		g->room = lookup_fd_bytes(*fd);
-		g->digests_fd = *fd;
-		g->digests_bytes = (uint64_t)bytes;
+		d->room = lookup_fd_bytes(*fd);
+		d->fd = *fd;
+		d->bytes = (uint64_t)bytes;
 		*fd = -1;
 	}
-	tell(g, e);
-	state_dict_read_end(&g);
+	tell(d, e);
 }
 
 static void tell_later(void *user, enum err e)
 {
-	struct state_dict_reading *g = user;
-
-	tell(g, e);
-	state_dict_read_end(&g);
+	tell(user, e);
 }
 
-void state_dict_read_digests(struct state_dict_reading *g, state_dict_digests_fn fn, void *user)
+void state_dict_read_digests(struct state_dict_reading *g, bool headers_only, state_dict_digests_fn fn, void *user)
 {
+	struct digests *d = headers_only ? &g->headers : &g->all_bytes;
 	struct waiter *w = mem_sure(sizeof *w);
-	bool asked = g->waiters;
+	bool asked = d->waiters;
 
-	*w = (struct waiter){ g->waiters, fn, user };
-	g->waiters = w;
+	*w = (struct waiter){ d->waiters, fn, user };
+	d->waiters = w;
 	if (asked)
 		return;
 	g->readers++;
-	json_t *more = json_pack("{s:s}", "op", "digests");
-	if (g->digests_fd >= 0 || !more)
-		loop_later(g->all->parts.loop, tell_later, g, more ? OK : ERR(NO_MEMORY, "cannot ask for digests"));
+	json_t *more = json_pack("{s:s, s:b}", "op", "digests", "headers_only", headers_only);
+	if (d->fd >= 0 || !more)
+		loop_later(g->all->parts.loop, tell_later, d, more ? OK : ERR(NO_MEMORY, "cannot ask for digests"));
 	else
-		state_dict_ask_use(g->all, g->use, json_incref(more), on_digests, g);
+		state_dict_ask_use(g->all, g->use, json_incref(more), on_digests, d);
 	json_decref(more);
 }
 

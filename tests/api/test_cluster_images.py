@@ -74,9 +74,10 @@ def test_what_is_not_there_is_refused_with_the_nodes_words(pair):
 
 
 class Proxy:
-    """A node "evil", whose answers are those of `to`, changed: change(path, status, headers, body) → the same three, or None: hang up."""
+    """A node "evil", whose answers are those of `to`, changed: change(path, status, headers, body) → the same three, or None: hang up.
+    instead: it has the name of `to`, too, whom the other nodes do not reach otherwise."""
 
-    def __init__(self, etcd, prefix, to):
+    def __init__(self, etcd, prefix, to, instead=False):
         self.change, self.asked = lambda path, *answer: answer, []
         proxy = self
 
@@ -88,7 +89,8 @@ class Proxy:
                 c = http.client.HTTPConnection("127.0.0.1", to.http)
                 heads = {k: v for k, v in self.headers.items() if k != "Host"} | {"Host": f"127.0.0.1:{to.http}"}
                 try:
-                    c.request("GET", self.path, headers=heads)
+                    body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                    c.request(self.command, self.path, body or None, heads)
                     r = c.getresponse()
                     changed = proxy.change(f"{self.path} {self.headers.get('Range')}", r.status, dict(r.getheaders()), r.read())
                 except OSError:
@@ -103,6 +105,8 @@ class Proxy:
                 self.end_headers()
                 self.wfile.write(body)
 
+            do_POST = do_DELETE = do_GET
+
             def log_message(self, *args):
                 pass
 
@@ -115,6 +119,10 @@ class Proxy:
         self.server = Server(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{self.server.server_port}"
+        if instead:
+            row = f"{prefix}/members/{to.name}"
+            etcd.put(row, json.dumps(etcd.keys(f"{prefix}/members/")[row] | {"advertise": url[7:], "url": url}))
+            return
         member = {"id": "e", "mark": "evil", "advertise": url[7:], "url": url, "version": "1", "protocol": 1, "storages": []}
         etcd.put(f"{prefix}/members/evil", json.dumps(member))
         etcd.put(f"{prefix}/alive/evil", json.dumps({"id": "e", "advertise": url[7:], "jobs": 0, "draining": False}))

@@ -1,70 +1,167 @@
-"""Bench rows of a cluster: a state dict out of another node's memory, beside a plain socket copy of as many bytes, both over loopback into
-memory that was touched before. Both nodes share the machine's processors, and the other node's digests are computed in each run."""
-import mmap
-import multiprocessing
+"""Bench rows of a cluster of two nodes: checkpoints that are copied to a neighbour's memory and come back from there, and versions of
+weights for a subscriber at another tensor-parallel layout, beside one TCP stream of iperf3 between the same endpoints. Both nodes, and
+both ends of iperf3, share the machine's processors. Targets are memory that was touched before, but for copies, which are new."""
+import contextlib
+import json
 import os
-import socket
+import pathlib
+import subprocess
 import tempfile
 import time
 
-from measure import MIB, RANKS, RUNS, SIZE, lib
+from measure import MIB, RANKS, RUNS, SIZE, drop_caches, lib
 
 import etcd
 
-DIGESTS_KEPT_S = 6  # a node forgets digests of a generation that nobody reads
+TENSORS, WIDTH = 4, 8192
+ROWS = SIZE // RANKS // TENSORS // WIDTH          # of a tensor on a rank
+TP = [{"match": "*", "mesh": [2], "placements": ["Shard(1)"]}]
+FEW = SIZE // RANKS // 16                         # bytes of a rank that a delta changes
 
 
-def send(path, port_out):
-    with socket.create_server(("127.0.0.1", 0)) as server, open(path, "rb") as f:
-        port_out.send(server.getsockname()[1])
-        while True:
-            c, _ = server.accept()
-            with c:
-                f.seek(0)
-                c.sendfile(f)
+def images(seed):
+    """One tensor per rank and name, cut by rows."""
+    out = []
+    for r in range(RANKS):
+        names = {f"layers.{t}.weight": ("U8", [ROWS, WIDTH], os.urandom(MIB) * (ROWS * WIDTH // MIB)) for t in range(TENSORS)}
+        cut = {n: {"global_shape": [RANKS * ROWS, WIDTH], "offsets": [r * ROWS, 0]} for n in names}
+        out.append(lib.image(names, {"tensors": cut, "values": {"step": {"json": seed}}}))
+    return out
 
 
-def socket_copy(port, into):
-    """GB/s of one stream."""
-    begun, at = time.perf_counter(), 0
-    with socket.create_connection(("127.0.0.1", port)) as c:
-        while at < len(into):
-            n = c.recv_into(into[at : at + (4 << 20)])
-            assert n
-            at += n
-    return len(into) / 1e9 / (time.perf_counter() - begun)
+class Stream:
+    """GB/s of one TCP stream over loopback, of as many bytes."""
+
+    def __init__(self):
+        self.port = etcd.free_port()
+        self.server = subprocess.Popen(["iperf3", "-s", "-B", "127.0.0.1", "-p", str(self.port)], stdout=subprocess.DEVNULL)
+
+    def run(self):
+        def ask():
+            r = subprocess.run(["iperf3", "-c", "127.0.0.1", "-p", str(self.port), "-n", str(SIZE), "-J"], capture_output=True, text=True)
+            return r.returncode == 0 and json.loads(r.stdout)["end"]["sum_received"]["bits_per_second"] / 8e9
+
+        return lib.wait_for(ask, 20, "iperf3 answers")
+
+    def stop(self):
+        self.server.kill()
+        self.server.wait()
+
+
+@contextlib.contextmanager
+def world(b):
+    """Two nodes that share a storage on the disk, and a stream beside."""
+    with contextlib.ExitStack() as ends, tempfile.TemporaryDirectory(dir=b.tmpfs) as home:
+        server = etcd.Etcd(b.disk)
+        ends.callback(server.stop)
+        stream, nodes = Stream(), []
+        ends.callback(stream.stop)
+        for name in ("a", "b"):
+            pathlib.Path(home, name).mkdir()
+            nodes.append(etcd.Node(f"{home}/{name}", server, name, {"main": b.disk / "cluster"}, ["--neighbour-memory", "80%"]))
+            ends.callback(nodes[-1].discard)
+        for n in nodes:
+            n.sees(a="joined", b="joined")
+        yield *nodes, stream
+
+
+def timed(call):
+    begun = time.perf_counter()
+    done = call()
+    return done, SIZE / 1e9 / (time.perf_counter() - begun)
+
+
+def copy_of(a, name):
+    """Saves "train" with one copy; seconds until the neighbour had it."""
+    job = a.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": name}, options={"neighbours": 1})
+    begun = time.perf_counter()
+    lib.wait_for(lambda: "replicated" in a.api.get(f"/v1/jobs/{job['id']}").ok(200)["milestones"], 60, "a neighbour has it", every=0.002)
+    took = time.perf_counter() - begun
+    a.api.wait(job)
+    return took
+
+
+def drop_copies(other):
+    """False: a node held one a moment ago, and may come back for more."""
+    copies = [sd["name"] for sd in other.api.get("/v1/state-dicts").ok(200)["state_dicts"] if "replica" in sd]
+    return all(other.api.delete(f"/v1/state-dicts/{name}").status < 300 for name in copies)
+
+
+def restores(b, a, other, stream):
+    runs = {"stream": [], "replicate": [], "restore": [], "disk": []}
+    load = lambda name: a.api.run("load", source={"storage": "main", "name": name}, target={"state_dict": "back", "world_size": RANKS})
+    for i in range(RUNS + 1):
+        runs["stream"].append(stream.run())
+        a.put("train", images(i))
+        runs["replicate"].append(SIZE / 1e9 / copy_of(a, f"run/step-{i}"))
+        a.drop("train")
+        done, speed = timed(lambda: load(f"run/step-{i}"))
+        assert done["result"]["bytes_from_neighbours"] == SIZE, done["result"]
+        runs["restore"].append(speed)
+        lib.wait_for(lambda: drop_copies(other), 20, "the copy is let go")
+        drop_caches()
+        done, speed = timed(lambda: load(f"run/step-{i}"))
+        assert done["result"]["bytes_from_neighbours"] == 0, done["result"]
+        runs["disk"].append(speed)
+        a.api.run("delete", target={"storage": "main", "name": f"run/step-{i}"})
+    a.drop("back")
+    told = f"{SIZE // MIB} MiB, {RANKS} ranks"
+    first = {name: v.pop(0) for name, v in runs.items()}
+    b.row("cluster.restore", "GB/s", ">=0.80", "iperf3, one stream", runs["restore"], runs["stream"],
+          f"load of {told}, out of a neighbour's memory", first=first["restore"])
+    b.row("cluster.restore.disk", "GB/s", ">=1.00", "the same load from the disk, cold", runs["restore"], runs["disk"], f"load of {told}")
+    b.row("cluster.replicate", "GB/s", ">=0.50", "iperf3, one stream", runs["replicate"], runs["stream"],
+          f"{told} until a neighbour has them, while they are written to the disk", first=first["replicate"])
+
+
+def write(a, name, version, data):
+    segments = [lib.segment_file(a.api.post(f"/v1/state-dicts/{name}/ranks/{r}:reserve?wait=10s",
+                                            {"bytes": len(one), "generation": version}).ok(200)["segment"]) for r, one in enumerate(data)]
+    for path, one in zip(segments, data):
+        with open(path, "r+b") as f:
+            f.write(one)
+
+
+def publishes(b, a, other, stream):
+    runs = {"stream": [], "full": [], "delta": []}
+    a.create("policy", RANKS, publish={})
+    other.create("serve", 2, subscribe={"publication": "policy", "node": "a", "layout": TP})
+    version = 0
+
+    def publish(data):
+        nonlocal version
+        version += 1
+        write(a, "policy", version, data)
+
+        def until_applied():
+            for r, one in enumerate(data):
+                a.seal("policy", r, version, len(one))
+            while (other.api.get("/v1/state-dicts/serve").ok(200)["generation"] or 0) < version:
+                other.api.post("/v1/state-dicts/serve/ranks/0:renew?wait=5s", {}).ok(200)
+                time.sleep(0.001)
+
+        speed = timed(until_applied)[1]
+        for r in range(2):
+            other.api.post(f"/v1/state-dicts/serve/ranks/{r}:renew", {"taken": version}).ok(200)
+        return speed
+
+    for i in range(RUNS + 2):                     # the first two touch the subscriber's slots
+        runs["stream"].append(stream.run())
+        data = images(i)
+        runs["full"].append(publish(data))
+        few = [one[: -FEW] + os.urandom(FEW) for one in data]
+        runs["delta"].append(publish(few))
+    told = f"{SIZE // MIB} MiB of {RANKS} ranks by rows, for 2 ranks by columns"
+    runs = {name: v[2:] for name, v in runs.items()}
+    b.row("cluster.publish", "GB/s", ">=0.50", "iperf3, one stream", runs["full"], runs["stream"], told)
+    b.row("cluster.publish_delta", "GB/s", ">=1.50", "the whole version", runs["delta"], runs["full"], f"{told}, of which 1/16 has changed")
 
 
 def rows(b):
-    if not b.wants("cluster.restore") or not etcd.PROGRAM:
+    if not etcd.PROGRAM or not any(b.wants(f"cluster.{r}") for r in ("restore", "replicate", "publish")):
         return
-    part = SIZE // RANKS
-    with tempfile.TemporaryDirectory(dir=b.tmpfs) as home:
-        server, nodes = etcd.Etcd(b.disk), []
-        try:
-            for name in ("a", "b"):
-                os.mkdir(f"{home}/{name}")
-                nodes.append(etcd.Node(f"{home}/{name}", server, name, {"main": f"{home}/main"}))
-            one, two = nodes
-            two.sees(a="joined", b="joined")
-            one.put("bench", [lib.image({f"w{r}": ("U8", [part], os.urandom(MIB) * (part // MIB))}) for r in range(RANKS)], generation=1)
-            ours, peer = [], []
-            with open(f"{home}/plain", "wb") as f:
-                f.write(os.urandom(MIB) * (SIZE // MIB))
-            mine, its = multiprocessing.Pipe()
-            sender = multiprocessing.Process(target=send, args=(f"{home}/plain", its), daemon=True)
-            sender.start()
-            port, into = mine.recv(), memoryview(mmap.mmap(-1, SIZE))
-            for i in range(RUNS + 1):
-                peer.append(socket_copy(port, into))
-                begun = time.perf_counter()
-                two.api.run("load", source={"state_dict": "bench", "node": "a"}, target={"state_dict": "bench"})
-                ours.append(SIZE / 1e9 / (time.perf_counter() - begun))
-                time.sleep(DIGESTS_KEPT_S)
-            sender.terminate()
-            b.row("cluster.restore", "GB/s", ">=0.80", "a plain socket copy, unverified", ours[1:], peer[1:],
-                  f"load of {SIZE // MIB} MiB, {RANKS} ranks", first=ours[0])
-        finally:
-            for d in nodes:
-                d.discard()
-            server.stop()
+    with world(b) as (a, other, stream):
+        if b.wants("cluster.restore") or b.wants("cluster.replicate"):
+            restores(b, a, other, stream)
+        if b.wants("cluster.publish"):
+            publishes(b, a, other, stream)

@@ -678,7 +678,7 @@ static const struct store_ops objects_ops = {
 	objects_recover, objects_sweep,
 	NULL, NULL, NULL,
 	objects_make, objects_put, objects_adopt, objects_drop, NULL, objects_swap,
-	NULL, NULL, NULL, NULL, NULL, false,
+	NULL, NULL, NULL, NULL, NULL, false, NULL,
 };
 
 static inline void objects_free(struct store *s)

@@ -1,5 +1,6 @@
 /* lookup_digests.c: the digests of all images of a state dict's generation, in the form of a checkpoint's manifest (store/manifest.h): of
- * each header, and of each tensor's bytes by blocks. Who reads the images elsewhere, as files of a checkpoint, checks them as such. */
+ * each header, and of each tensor's bytes by blocks, unless headers_only. Who reads the images elsewhere, as files of a checkpoint, checks
+ * them as such. */
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@ struct digests {
 	const int *fds;
 	void *block;                   /* BUILD_TASK_BYTES */
 	struct buf text, ends;         /* ends: of the blocks of one item, as text */
-	uint64_t bytes;
+	bool headers_only;
 };
 
 static FALLIBLE enum err read_block(const struct digests *d, const struct rank_segment *s, uint64_t at, uint64_t n, char hex[33],
@@ -72,7 +73,7 @@ static FALLIBLE enum err put_image(struct digests *d, uint32_t rank, const struc
 	format_image_payload(rank, d->segments->count, name);
 	buf_printf(&d->text, "%s\n{\"name\":\"%s\",\"bytes\":%ju,\"items\":[", rank ? "," : "", name, (uintmax_t)s->image_bytes);
 	TRY(put_item(d, s, 0, header));
-	for (uint32_t i = 0; i < image_part_count(image); i++) {
+	for (uint32_t i = 0; !d->headers_only && i < image_part_count(image); i++) {
 		struct image_part part = image_part_at(image, i);
 		buf_puts(&d->text, ",");
 		TRY(err_at_fqn(put_item(d, s, part.offset, part.bytes), part.fqn.p, part.fqn.n));
@@ -124,7 +125,8 @@ static FALLIBLE enum err answer(const struct digests *d, const json_t *q, struct
 enum err lookup_digests(struct worker *, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out)
 {
 	CLEANUP(rank_segments_free) struct rank_segments segments;
-	struct digests d = { .segments = &segments, .fds = fds, .text = BUF_INIT(TEXT_MAX), .ends = BUF_INIT(TEXT_MAX) };
+	struct digests d = { .segments = &segments, .fds = fds, .text = BUF_INIT(TEXT_MAX), .ends = BUF_INIT(TEXT_MAX),
+			     .headers_only = json_is_true(json_object_get(q, "headers_only")) };
 
 	TRY(rank_segments_read(q, 0, fd_count, &segments));
 	d.block = mem_alloc(BUILD_TASK_BYTES);

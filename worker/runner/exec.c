@@ -64,11 +64,17 @@ static void copy_bytes(void *user)
 static enum err transfer_stored(struct io_op *op)
 {
 	CLEANUP(mem_free_ptr) void *bounce = NULL;
+	struct wave_op *w = (struct wave_op *)op;
 	struct store_at *at = op->at;
 	const struct store_ops *ops = at->store->ops;
 
 	if (op->kind == IO_FSYNC)
 		return ops->finish(at, true, "");
+	if (op->kind == IO_READ && ops->take) {
+		TRY(ops->take(*at, op->buf, op->bytes, op->offset, w->which, &w->digest));
+		w->hashed = w->which != 0;
+		return OK;
+	}
 	bounce = mem_alloc(op->bytes);
 	NEED(bounce, "no memory for a transfer");
 	if (op->kind == IO_READ) {
@@ -126,11 +132,16 @@ static FALLIBLE enum err read_cached(struct slot *s, struct wave_op *op, bool *d
 enum err exec_queue_wave(struct slot *s)
 {
 	TRY(wave_plan(&s->wave, s));
-	for (uint64_t i = 0; i < s->wave.ops.n; i++) {
-		bool done = false;
-		TRY(read_cached(s, &s->wave.ops.v[i], &done));
+	each(op, s->wave.ops.v, s->wave.ops.n) {
+		bool is_spare = s->x->run->files[op->file].spare, done = false;
+		if (is_spare) {
+			s->wave.read_bytes -= op->io.bytes; /* the storage is not asked */
+			done = op->failed = !files_spare_answers(&s->x->files, op->file);
+		} else {
+			TRY(read_cached(s, op, &done));
+		}
 		if (!done)
-			TRY(exec_queue(s, &s->wave.ops.v[i]));
+			TRY(exec_queue(s, op));
 	}
 	return OK;
 }
@@ -349,7 +360,10 @@ static void complete(struct exec *x, struct io_op *io)
 	if (op->pinned)
 		files_unpin(&x->files, op->file);
 	op->pinned = false;
-	if (io->error && !x->error.code) {
+	if (io->error && io->error != ERR_SEGMENT_SHRUNK && x->run->files[op->file].spare) {
+		op->failed = true;
+		files_spare_gone(&x->files, op->file);
+	} else if (io->error && !x->error.code) {
 		char room[ERR_FILE_MAX];
 		enum err e = io_report(io);
 		err_at_file(e, run_file_label(x->run, op->file, room), (int64_t)(io->offset + io_moved(io)));

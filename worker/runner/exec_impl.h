@@ -25,6 +25,8 @@ struct slot_scan {
 	uint64_t scan;
 	uint32_t read;
 	bool whole_item, direct, skip;
+	bool far;                      /* its bytes come from another node's memory (memory.h) */
+	bool again;                    /* … and were not the checkpoint's: another entry of this scan reads the file */
 	bool bounced;                  /* direct, and read to the wave's memory first */
 	unsigned char *direct_at;
 	unsigned char *gathered;       /* RUN_STATS: the elements of a source that lie in no row, once they are read; else NULL */
@@ -118,6 +120,15 @@ static inline bool exec_fills(const struct run *run)
  * (verify) are only hashed. *stream: their digests, by `which` (digest.h). *got_out false: not all were in memory. */
 FALLIBLE enum err exec_read_cached(struct slot *s, const struct slot_scan *sc, int fd, uint64_t offset, unsigned which,
 				   struct digest_stream *stream, bool *got_out);
+
+/* The digest of exactly the scan's bytes; NULL: there is none. */
+const struct block_digest *exec_digest_of(const struct run *run, const struct run_scan *scan);
+/* Copies the scan's elements, in storage order, to every target chunk that holds some of them. */
+FALLIBLE enum err exec_scatter(struct slot *s, const struct run_scan *scan, const struct src_info *info, const unsigned char *bytes);
+/* exec_memory.c. *done_out: the scan's bytes were in memory, or will come with the wave, if that is not full. info NULL: it has no head. */
+FALLIBLE enum err exec_take_memory(struct slot *s, struct slot_scan *sc, const struct src_info *info, bool *done_out, bool *full_out);
+/* The wave of a scan that is `far` is over. What has not come gets an entry anew. */
+FALLIBLE enum err exec_take_far(struct slot *s, uint64_t index);
 
 /* exec_share.c. The block's digests are known: sets sb->shared if it need not be written (now). */
 FALLIBLE enum err exec_share_block(struct slot *s, struct slot_block *sb);

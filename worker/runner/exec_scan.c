@@ -7,7 +7,7 @@
  *
  * The fast path of a load: the range is one run of bytes in one target chunk, so it is read straight into the segment, whose pages are
  * entered into the page tables in one call: a fault for each costs more than the copy of its bytes. What a segment still has of the
- * checkpoint (memory.h) is copied from there, if it proves equal. What is not in the page cache is read past it (O_DIRECT), through the
+ * checkpoint is taken from there (exec_memory.c). What is not in the page cache is read past it (O_DIRECT), through the
  * wave's memory where it lies on no page boundaries. */
 #include <stdio.h>
 
@@ -167,8 +167,7 @@ static FALLIBLE enum err range_fault(struct slot *s, const struct run_scan *scan
 		     scan->end - scan->begin, e);
 }
 
-/* The digest of exactly the scan's bytes; NULL: there is none. */
-static const struct block_digest *digest_of(const struct run *run, const struct run_scan *scan)
+const struct block_digest *exec_digest_of(const struct run *run, const struct run_scan *scan)
 {
 	const struct run_src *src = &run->srcs[scan->src];
 	uint64_t begin = 0;
@@ -185,7 +184,7 @@ static const struct block_digest *digest_of(const struct run *run, const struct 
 static FALLIBLE enum err check_digest(struct slot *s, const struct run_scan *scan, const struct digest *got)
 {
 	const struct run *run = s->x->run;
-	const struct block_digest *d = digest_of(run, scan);
+	const struct block_digest *d = exec_digest_of(run, scan);
 	char want_hex[33], got_hex[33];
 
 	if (!d) {
@@ -252,10 +251,9 @@ static unsigned which_digest(const struct run *run, const struct run_src *src)
 	return src->by_blocks ? DIGEST_XXH3 : DIGEST_CRC32;
 }
 
-/* info: of the item; NULL: it has no head. `stream`: the digest of these bytes, if they were hashed piece by piece as they came; else
- * NULL. */
+/* info: of the item; NULL: it has no head. `known`: the digest of these bytes, if they were hashed as they came; else NULL. */
 static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, const struct src_info *info, const unsigned char *bytes,
-				     struct digest_stream *stream)
+				     const struct digest *known)
 {
 	struct run *run = s->x->run;
 	struct run_src *src = &run->srcs[scan->src];
@@ -265,12 +263,13 @@ static FALLIBLE enum err check_range(struct slot *s, struct run_scan *scan, cons
 
 	content_note_scan(run, scan, info, bytes);
 	if (run->head->opts.verify) {
-		if (!stream) {
+		if (known) {
+			digest = *known;
+		} else {
 			digest_begin_one(&own, which_digest(run, src));
 			digest_add(&own, bytes, scan->end - scan->begin);
-			stream = &own;
+			digest_end(&own, &digest);
 		}
-		digest_end(stream, &digest);
 		scan->crc32 = digest.crc32;
 		if (src->by_blocks)
 			TRY(range_fault(s, scan, info ? info->payload_off : 0, check_digest(s, scan, &digest)));
@@ -352,9 +351,7 @@ static FALLIBLE enum err check_head(struct slot *s, uint32_t index, const struct
 
 /* ------------------------------------------------------------------------------------------------------ scatter */
 
-/* Elements [e0, e1) in storage order, the first of them at `bytes`, to every target chunk that holds some of them. */
-static FALLIBLE enum err scatter(struct slot *s, const struct run_scan *scan, const struct src_info *info,
-				 const unsigned char *bytes)
+enum err exec_scatter(struct slot *s, const struct run_scan *scan, const struct src_info *info, const unsigned char *bytes)
 {
 	const struct run *run = s->x->run;
 	const struct run_src *src = &run->srcs[scan->src];
@@ -402,6 +399,7 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 	uint64_t bytes = scan->end - scan->begin;
 	unsigned char *into = sc->direct ? sc->direct_at : s->in;
 	struct digest_stream stream;
+	struct digest digest;
 	struct store_at *at;
 	bool got = false;
 
@@ -415,66 +413,11 @@ static FALLIBLE enum err take_cached(struct slot *s, struct slot_scan *sc, const
 	if (e || !got)
 		return e;
 	s->wave.read_bytes += bytes;
-	TRY(check_range(s, scan, info, into, &stream));
+	if (run->head->opts.verify)
+		digest_end(&stream, &digest);
+	TRY(check_range(s, scan, info, into, &digest));
 	if (exec_fills(run) && info && !sc->direct)
-		TRY(scatter(s, scan, info, into));
-	sc->read = UINT32_MAX;
-	*done_out = true;
-	return OK;
-}
-
-/* Copies the scan's bytes from a segment, of this host or another one, that has them, too. They are compared at all times: nothing keeps
- * its owner from writing there. *equal_out false: they are not the checkpoint's any more, or gone. */
-static FALLIBLE enum err copy_memory(struct slot *s, const struct slot_scan *sc, bool *equal_out)
-{
-	const struct run *run = s->x->run;
-	const struct run_scan *scan = &run->scans[sc->scan];
-	const struct run_src *src = &run->srcs[scan->src];
-	const struct block_digest *want = digest_of(run, scan);
-	unsigned char *into = sc->direct ? sc->direct_at : s->in;
-	uint64_t at_byte = src->memory_at + scan->begin, bytes = scan->end - scan->begin;
-	struct digest_stream stream;
-	struct digest got;
-	struct store_at *at;
-
-	*equal_out = false;
-	if (want && run->files[src->memory - 1].kind == RUN_FILE_SOURCE) {
-		*equal_out = files_try(&s->x->files, src->memory - 1, into, bytes, at_byte);
-		digest_begin_one(&stream, DIGEST_XXH3);
-		digest_add(&stream, into, *equal_out ? bytes : 0);
-	} else if (want && !files_pin(&s->x->files, src->memory - 1, &at)) {
-		enum err e = exec_read_cached(s, sc, store_fd(*at), at_byte, DIGEST_XXH3, &stream, equal_out);
-		files_unpin(&s->x->files, src->memory - 1);
-		TRY(e);
-	}
-	if (*equal_out) {
-		digest_end(&stream, &got);
-		*equal_out = memcmp(want->xxh3_128, got.xxh3_128, sizeof got.xxh3_128) == 0;
-	}
-	return OK;
-}
-
-static FALLIBLE enum err take_memory(struct slot *s, struct slot_scan *sc, const struct src_info *info, bool *done_out)
-{
-	struct run *run = s->x->run;
-	struct run_scan *scan = &run->scans[sc->scan];
-	struct run_src *src = &run->srcs[scan->src];
-	bool equal;
-
-	*done_out = false;
-	if (!src->memory || !info || atomic_load(&src->memory_lost))
-		return OK;
-	TRY(copy_memory(s, sc, &equal));
-	if (!equal) {
-		atomic_store(&src->memory_lost, 1);
-		return OK;
-	}
-	scan->from_memory = true;
-	atomic_fetch_add(&run->head->verified_bytes, scan->end - scan->begin);
-	bool is_far = run->files[src->memory - 1].kind == RUN_FILE_SOURCE;
-	atomic_fetch_add(is_far ? &run->head->neighbour_bytes : &run->head->memory_bytes, scan->end - scan->begin);
-	if (!sc->direct)
-		TRY(scatter(s, scan, info, s->in));
+		TRY(exec_scatter(s, scan, info, into));
 	sc->read = UINT32_MAX;
 	*done_out = true;
 	return OK;
@@ -555,14 +498,17 @@ static bool reads_whole(struct slot *s, const struct run_src *src, uint32_t inde
 static FALLIBLE enum err read_scan(struct slot *s, struct slot_scan *sc, uint64_t offset, bool *full_out)
 {
 	const struct run_scan *scan = &s->x->run->scans[sc->scan];
+	const struct run_src *src = &s->x->run->srcs[scan->src];
 	uint64_t bytes = scan->end - scan->begin;
-
 	unsigned char *into = sc->direct ? sc->direct_at : NULL;
 
 	sc->bounced = into && s->x->past_cache && (bytes < CACHED_MIN || !exec_is_aligned(into, offset, bytes));
 	if (into)
 		seg_populate(into, bytes, false);
-	return wave_add(&s->wave, s->x->run->srcs[scan->src].file, offset, bytes, sc->bounced ? NULL : into, &sc->read, full_out);
+	TRY(wave_add(&s->wave, src->file, offset, bytes, sc->bounced ? NULL : into, &sc->read, full_out));
+	if (!*full_out && s->x->run->head->opts.verify)
+		s->wave.reads.v[sc->read].which = (uint8_t)which_digest(s->x->run, src);
+	return OK;
 }
 
 static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *full_out)
@@ -605,10 +551,10 @@ static FALLIBLE enum err add_scan(struct slot *s, struct slot_scan *sc, bool *fu
 		unsigned char *at;
 		TRY(files_at(&s->x->files, src->file, src->offset + scan->begin, &at));
 		sc->read = UINT32_MAX;
-		return exec_fills(run) ? scatter(s, scan, info, at) : check_range(s, &run->scans[sc->scan], info, at, NULL);
+		return exec_fills(run) ? exec_scatter(s, scan, info, at) : check_range(s, &run->scans[sc->scan], info, at, NULL);
 	}
 	bool done;
-	TRY(take_memory(s, sc, info, &done));
+	TRY(exec_take_memory(s, sc, info, &done, full_out));
 	if (!done)
 		TRY(take_cached(s, sc, info, src->offset + payload_off + scan->begin, &done));
 	if (done)
@@ -675,11 +621,12 @@ static FALLIBLE enum err take_scan(struct slot *s, struct slot_scan *sc)
 	} else if (src->kind != RUN_SRC_RAW) {
 		TRY(sources_info(&s->x->sources, scan->src, &info));
 	}
-	TRY(check_range(s, scan, info, bytes, NULL));
+	const struct wave_op *op = wave_op(&s->wave, sc->read);
+	TRY(check_range(s, scan, info, bytes, op->hashed ? &op->digest : NULL));
 	if (sc->bounced)
 		memcpy(sc->direct_at, bytes, scan->end - scan->begin);
 	else if (exec_fills(run) && info && !sc->direct)
-		TRY(scatter(s, scan, info, bytes));
+		TRY(exec_scatter(s, scan, info, bytes));
 	return OK;
 }
 
@@ -687,10 +634,10 @@ static enum err take_wave(struct slot *s)
 {
 	for (uint64_t i = 0; i < s->scans.n; i++) {
 		struct slot_scan *sc = &s->scans.v[i];
-		if (i < s->next_scan && !sc->skip && sc->read != UINT32_MAX) {
-			TRY(take_scan(s, sc));
-			sc->read = UINT32_MAX;
-		}
+		if (i >= s->next_scan || sc->skip || sc->read == UINT32_MAX)
+			continue;
+		TRY(sc->far ? exec_take_far(s, i) : take_scan(s, sc));
+		s->scans.v[i].read = UINT32_MAX;
 	}
 	return OK;
 }
@@ -716,6 +663,8 @@ static FALLIBLE enum err count_scans(struct slot *s)
 	for (uint64_t i = 0; i < s->scans.n; i++) {
 		const struct run_scan *scan = &run->scans[s->scans.v[i].scan];
 		struct run_src *src = &run->srcs[scan->src];
+		if (s->scans.v[i].again)
+			continue;
 		/* there, progress is what was written, compared or filled */
 		if (mode != RUN_WRITE_FILES && mode != RUN_DIFF && mode != RUN_STREAMS && (mode != RUN_FILL_SEGMENTS || src->piece_count))
 			atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done, scan->end - scan->begin);

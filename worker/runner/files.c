@@ -172,23 +172,28 @@ void files_refuse_direct(struct files *f, uint32_t file)
 	f->refuses_direct[file] = true;
 }
 
-bool files_try(struct files *f, uint32_t file, void *into, size_t n, uint64_t offset)
+bool files_spare_answers(struct files *f, uint32_t file)
 {
-	struct run_file *rf = &f->run->files[file];
 	struct store_at *at;
 
-	if (atomic_load(&rf->gone))
+	if (atomic_load(&f->run->files[file].gone))
 		return false;
-	enum err e = files_pin(f, file, &at);
-	if (!e) {
-		e = store_read(*at, into, n, offset, "");
-		files_unpin(f, file);
-	}
-	if (e) {
+	if (files_pin(f, file, &at)) {
 		err_clear();
-		atomic_store(&rf->gone, 1);
+		files_spare_gone(f, file);
+		return false;
 	}
-	return !e;
+	files_unpin(f, file);
+	return true;
+}
+
+void files_spare_gone(struct files *f, uint32_t file)
+{
+	struct run *run = f->run;
+
+	each(rf, run->files, run->files_n)
+		if (rf->spare && rf->dir == run->files[file].dir)
+			atomic_store(&rf->gone, 1);
 }
 
 /* With a NUL. */

@@ -26,8 +26,10 @@ FALLIBLE enum err files_open(struct run *run, const struct stores *stores, const
 void files_close(struct files *f);
 /* The open file, borrowed and pinned until files_unpin; its store may end it meanwhile (finish). Errors name the file. */
 FALLIBLE enum err files_pin(struct files *f, uint32_t file, struct store_at **out);
-/* Reads a file that stands for another one. False, now and from then on, in all workers: it does not give its bytes any more. */
-bool files_try(struct files *f, uint32_t file, void *into, size_t n, uint64_t offset);
+/* Opens a file that stands for another one (run_file.spare), unless it is open. False: it is gone. */
+bool files_spare_answers(struct files *f, uint32_t file);
+/* Such a file did not give its bytes: from now on no worker asks its node for this file, or for the others of its folder. */
+void files_spare_gone(struct files *f, uint32_t file);
 void files_unpin(struct files *f, uint32_t file);
 /* The descriptor that reads a pinned source file past the page cache (O_DIRECT); -1: its file system refuses that. */
 int files_direct(struct files *f, uint32_t file);

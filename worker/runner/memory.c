@@ -1,11 +1,14 @@
 /* memory.c: see memory.h. */
 #include "runner/memory.h"
 
+#include <pthread.h>
+
 #include "runner/build.h"
 #include "runner/input.h"
 #include "tensor/linear.h"
 
 enum { LOOKS_MAX = 64,                 /* at the parts of an FQN, for one chunk: they come in the order of the chunks, mostly */
+       FAR_MAX = 16,                   /* copies in other nodes' memory */
        PARTS_MAX = 1 << 20 };          /* of all segments: their owners may write any number there; the rest is read from files */
 
 static FALLIBLE enum err add_part(struct memory *m, uint32_t segment, const struct image_part *part)
@@ -74,29 +77,68 @@ static FALLIBLE enum err add_far(struct memory *m, const struct checkpoint *c)
 	return OK;
 }
 
-/* A node that is away, or has it no more, has nothing. */
-static FALLIBLE enum err open_far(struct memory *m, const json_t *entry, const struct stores *stores)
-{
-	const char *storage = json_string_value(json_object_get(entry, "storage"));
-	const char *name = json_string_value(json_object_get(entry, "name"));
-	struct checkpoint *c, **at;
+/* A copy in another node's memory. A node that is away, or has it no more, has nothing: `found` is NULL then. */
+struct far_copy {
+	const struct stores *stores;
+	const char *storage, *name;
+	struct checkpoint *found;
+	pthread_t thread;
+	bool runs;
+};
 
-	if (!stores || !storage || !name)
-		return OK;
-	const struct ref ref = ref_checkpoint(storage, name);
-	if (checkpoint_open(stores, &ref, &c)) {
+static void *open_copy(void *user)
+{
+	struct far_copy *f = user;
+	const struct ref ref = ref_checkpoint(f->storage, f->name);
+
+	if (checkpoint_open(f->stores, &ref, &f->found)) {
+		f->found = NULL;
 		err_clear();
-		return OK;
 	}
-	enum err e = vec_push(&m->far, &at);
-	if (e) {
-		checkpoint_free(c);
-		return e;
-	}
-	*at = c;
-	return add_far(m, c);
+	return NULL;
 }
 
+/* Asks all nodes side by side: silent ones cost the time of one. */
+static void open_copies(struct far_copy *v, uint32_t count)
+{
+	for (uint32_t i = 1; i < count; i++)
+		v[i].runs = pthread_create(&v[i].thread, NULL, open_copy, &v[i]) == 0;
+	for (uint32_t i = 0; i < count; i++)
+		if (v[i].runs)
+			(void)pthread_join(v[i].thread, NULL);
+		else
+			(void)open_copy(&v[i]);
+}
+
+static FALLIBLE enum err open_far(const struct memory_lists *l, struct memory *out)
+{
+	struct far_copy v[FAR_MAX];
+	struct checkpoint **at;
+	const json_t *entry;
+	uint32_t count = 0;
+	size_t i;
+
+	json_array_foreach(l->list, i, entry) {
+		const char *storage = json_string_value(json_object_get(entry, "storage"));
+		const char *name = json_string_value(json_object_get(entry, "name"));
+		if (l->stores && storage && name && count < FAR_MAX)
+			v[count++] = (struct far_copy){ .stores = l->stores, .storage = storage, .name = name };
+	}
+	open_copies(v, count);
+	enum err e = OK;
+	for (i = 0; i < count; i++) {
+		e = !e && v[i].found ? vec_push(&out->far, &at) : e;
+		if (e || !v[i].found) {
+			checkpoint_free(v[i].found);
+			continue;
+		}
+		*at = v[i].found;
+		e = add_far(out, v[i].found);
+	}
+	return e;
+}
+
+/* Of this host, and then of others. */
 static FALLIBLE enum err open_all(const struct memory_lists *l, const struct manifest *manifest, struct memory *out)
 {
 	const int *fds = l->fds;
@@ -104,18 +146,18 @@ static FALLIBLE enum err open_all(const struct memory_lists *l, const struct man
 	struct rank_segments *ranks;
 	size_t i;
 
+	if (!manifest)
+		return OK;
 	json_array_foreach(l->list, i, entry) {
 		const char *job = json_string_value(json_object_get(entry, "job"));
-		if (manifest && json_object_get(entry, "storage"))
-			TRY(open_far(out, entry, l->stores));
-		if (!manifest || !job || strcmp(manifest->job, job) != 0)
+		if (!job || strcmp(manifest->job, job) != 0)
 			continue;
 		TRY(vec_push(&out->lists, &ranks));
 		TRY(rank_segments_read(entry, 0, l->fd_count, ranks));
 		for (uint32_t r = 0; r < ranks->count && out->parts.n < PARTS_MAX; r++)
 			TRY(open_segment(out, &ranks->v[r], fds));
 	}
-	return OK;
+	return open_far(l, out);
 }
 
 void memory_open(const struct memory_lists *lists, const struct manifest *manifest, struct memory *out)
@@ -159,6 +201,7 @@ static FALLIBLE enum err add_far_file(struct run_build *b, struct memory_segment
 	TRY(run_add_dir(b, c->store->index, str_of(c->name), &dir));
 	TRY(run_add_file(b, RUN_FILE_SOURCE, dir, f->name, c->file_bytes[s->far_file], &s->file));
 	b->files.v[s->file].rank = f->rank;
+	b->files.v[s->file].spare = true;
 	return OK;
 }
 

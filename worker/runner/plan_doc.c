@@ -120,8 +120,7 @@ enum err plan_doc_files(json_t *doc, const struct run_build *b, enum run_file_ki
 	uint64_t count = 0;
 
 	each(f, b->files.v, b->files.n) {
-		bool stands_for_other = f->kind == RUN_FILE_SOURCE && !b->dirs.v[f->dir].is_source; /* memory.h */
-		if (f->kind != kind || stands_for_other || count++ >= FILES_SHOWN)
+		if (f->kind != kind || f->spare || count++ >= FILES_SHOWN)
 			continue;
 		json_array_append_new(files, json_pack("{s:s%, s:I, s:I}", "name", b->strings.v + f->name_at, (size_t)f->name_len,
 						       "rank", (json_int_t)f->rank, "bytes", (json_int_t)f->bytes));

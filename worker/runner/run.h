@@ -41,7 +41,8 @@ struct run_file {
 	bool in_memory;                /* target on tmpfs: written at once, there is no disk to wait for */
 	bool late;                     /* target: the leader ends it, not who writes its last block */
 	bool writable;                 /* segments: map for writing */
-	_Atomic uint32_t gone;         /* a source that stands for another one, in a node's memory: it does not answer any more */
+	bool spare;                    /* source: stands for another one, in a node's memory (memory.h); the run does without it */
+	_Atomic uint32_t gone;         /* … if it does not answer any more */
 	bool filling;                  /* a segment that its rank still fills: see gate.h */
 	uint64_t ring_at, ring_bytes;  /* … round and round: where the ring begins; 0 bytes: it holds the whole image */
 	uint32_t dir, fd_index, rank;

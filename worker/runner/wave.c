@@ -93,6 +93,7 @@ static FALLIBLE enum err start_op(struct wave *w, const struct wave_read *r, uin
 
 	TRY(vec_push(&w->ops, &op));
 	op->file = r->file;
+	op->which = r->into ? r->which : 0;
 	op->io = (struct io_op){ .kind = IO_READ, .offset = r->offset, .bytes = r->bytes, .slack = r->slack, .user = user,
 				 .buf = r->into ? r->into : w->memory + at };
 	return OK;

@@ -6,6 +6,7 @@
  *     wave_plan(w)                → w->ops: give them to the engine
  *     (all ops done) wave_find(w, &read) → where its bytes lie */
 #pragma once
+#include "io/digest.h"
 #include "io/engine.h"
 #include "runner/files.h"
 
@@ -17,6 +18,7 @@ struct wave_read {
 	uint64_t offset, bytes;        /* of whole pages if the wave reads such */
 	unsigned char *into;           /* straight to its place, or NULL: into the wave's memory */
 	uint16_t skip, slack;          /* bytes of whole pages before and behind what was asked for */
+	uint8_t which;                 /* digests that the store may compute of it as it comes, if it has a place of its own; 0: none */
 };
 
 struct wave_op {
@@ -24,6 +26,10 @@ struct wave_op {
 	uint32_t file;
 	bool pinned;
 	bool past_cache;               /* read by O_DIRECT */
+	bool failed;                   /* of a file that the run does without (run_file.spare): its bytes did not come */
+	bool hashed;                   /* `digest` has what was asked for by `which` */
+	uint8_t which;
+	struct digest digest;
 };
 
 /* Reads of the wave that overlap, or nearly: they become one. */
@@ -68,3 +74,8 @@ FALLIBLE enum err wave_add(struct wave *w, uint32_t file, uint64_t offset, uint6
 			   uint32_t *index_out, bool *full_out);
 FALLIBLE enum err wave_plan(struct wave *w, void *user);
 unsigned char *wave_data(struct wave *w, uint32_t index);
+static inline const struct wave_op *wave_op(const struct wave *w, uint32_t index)
+{
+	return &w->ops.v[w->reads.v[index].op];
+}
+

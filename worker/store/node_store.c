@@ -1,4 +1,5 @@
-/* node_store.c: see node_store.h. Requests are repeated for a while: a node that is restarted, or is busy, answers again soon. */
+/* node_store.c: see node_store.h. Requests are repeated for a while: a node that is restarted, or is busy, answers again soon. Those for a
+ * copy are not, unless a connection broke: a node that is silent must not cost more than reading from the storage does. */
 #include "store/node_store.h"
 
 #include <dirent.h>
@@ -18,7 +19,7 @@
 #include "store/s3_http.h"
 
 enum { HANDLES_MAX = 1 << 16, PATH_BYTES = 512, URL_BYTES = 2048, DIGESTS_MAX = 256 << 20, WORDS_MAX = 16 << 10, CONNECTIONS = 32,
-       CONNECT_MS = 3000, STALL_MS = 10000, CALL_MS = 30000, TRIES = 5, PAUSE_MS = 100, DEPTH = 3,
+       CONNECT_MS = 1000, STALL_MS = 10000, CALL_MS = 30000, COPY_STALL_MS = 2000, TRIES = 5, COPY_TRIES = 2, PAUSE_MS = 100, DEPTH = 3,
        CA_MAX = 4 << 20 };
 
 /* A generation: its digests, which say which files there are. */
@@ -56,17 +57,26 @@ static struct node_own *own_of(const struct store *s)
 
 struct ask {
 	struct node_own *own;
-	const char *path;              /* "CALLER/NAME/GENERATION" */
+	const char *path;              /* "CALLER/NAME/GENERATION", or with NODE_STORE_COPY behind */
 	const char *what;              /* of the state dict: "digests", "ranks/0/image" */
 	const char *etag;              /* that it must have (if_range), or that need not be sent again; NULL: any */
 	bool if_range;
 	uint64_t offset, of;           /* of the range; the image's bytes */
 	void *into;                    /* the range; NULL: all goes to `text` */
 	size_t n;
+	unsigned which;                /* digests of the range that are computed as it comes; 0: none */
+	struct digest *digest;
 	struct buf *text;
 	long status;
 	char got_etag[S3_ETAG_MAX];
 };
+
+static bool is_copy(const char *path)
+{
+	size_t n = strlen(path), tail = strlen(NODE_STORE_COPY);
+
+	return n > tail && strcmp(path + n - tail, NODE_STORE_COPY) == 0;
+}
 
 /* Divides "CALLER/NAME/GENERATION". */
 static FALLIBLE enum err split(const char *path, struct str *caller, struct str *name, struct str *generation)
@@ -77,7 +87,7 @@ static FALLIBLE enum err split(const char *path, struct str *caller, struct str 
 		return ERR(NAME_INVALID, "'%s' is no generation of a state dict", path);
 	*caller = (struct str){ path, (size_t)(a - path) };
 	*name = (struct str){ a + 1, (size_t)(b - a - 1) };
-	*generation = str_of(b + 1);
+	*generation = (struct str){ b + 1, strlen(b + 1) - (is_copy(path) ? strlen(NODE_STORE_COPY) : 0) };
 	return OK;
 }
 
@@ -144,8 +154,11 @@ static enum err try(struct ask *k, int64_t deadline_ms, const char *url, bool *a
 	struct str caller, name, generation;
 	char range[96], who[64];
 	CLEANUP(buf_free) struct buf words = BUF_INIT(WORDS_MAX);
+	struct digest_stream stream;
+	bool copy = is_copy(k->path);
 	enum s3_outcome outcome;
 
+	digest_begin_one(&stream, k->which);
 	TRY(split(k->path, &caller, &name, &generation));
 	bool admin = caller.n && caller.p[caller.n - 1] == 'a';
 	snprintf(who, sizeof who, "%.*s 1 %d -", (int)(caller.n - admin), caller.p, admin);
@@ -153,17 +166,20 @@ static enum err try(struct ask *k, int64_t deadline_ms, const char *url, bool *a
 	const struct s3_pair headers[] = { { "Authorization", k->own->authorization }, { "Dcpd-Caller", who },
 					   { k->if_range ? "If-Range" : "If-None-Match", k->etag }, { "Range", range } };
 	struct s3_exchange x = { .verb = "GET", .url = url, .headers = headers, .header_count = k->if_range ? 4 : k->etag ? 3 : 2,
-				 .deadline_ms = deadline_ms, .into = k->into, .into_bytes = k->n, .text = k->into ? &words : k->text,
-				 .begin = check_range, .user = k };
+				 .deadline_ms = deadline_ms, .stall_ms = copy ? COPY_STALL_MS : 0, .into = k->into, .into_bytes = k->n,
+				 .digest = k->which ? &stream : NULL, .text = k->into ? &words : k->text, .begin = check_range,
+				 .user = k };
 	enum err e = s3_http_do(k->own->http, &x, &outcome);
 	k->status = x.answer.status;
 	memcpy(k->got_etag, x.answer.etag, sizeof k->got_etag);
-	*again = outcome != S3_ANSWERED && outcome != S3_IMPOSSIBLE;
+	*again = copy ? outcome == S3_BROKEN : outcome != S3_ANSWERED && outcome != S3_IMPOSSIBLE;
 	if (e)
 		return e;
 	if (k->status == 304 || (k->status >= 200 && k->status < 300)) {
 		if (x.is_long || (k->into && x.got != k->n))
 			return ERR(STORAGE_IO, "%s sent more or fewer bytes than it was asked for", k->own->peer);
+		if (k->which)
+			digest_end(&stream, k->digest);
 		return OK;
 	}
 	*again = k->status == 429 || k->status == 503;
@@ -190,7 +206,8 @@ static FALLIBLE enum err url_of(const struct ask *k, char out[URL_BYTES])
 	TRY(split(k->path, &caller, &name, &generation));
 	buf_printf(&b, "%s/v1/state-dicts/", k->own->url);
 	s3_sign_encode(&b, name, 0);
-	buf_printf(&b, "/%s?generation=%.*s", k->what, (int)generation.n, generation.p);
+	buf_printf(&b, "/%s?generation=%.*s%s", k->what, (int)generation.n, generation.p,
+		   is_copy(k->path) && !k->into ? "&of=headers" : "");
 	buf_putc(&b, '\0');
 	TRY(buf_status(&b));
 	memcpy(out, b.p, b.len);
@@ -205,7 +222,7 @@ static FALLIBLE enum err ask(struct ask *k)
 	enum err e = OK;
 
 	TRY(url_of(k, url));
-	for (uint32_t i = 0; i < TRIES && again; i++) {
+	for (uint32_t i = 0, most = is_copy(k->path) ? COPY_TRIES : TRIES; i < most && again; i++) {
 		if (i)
 			usleep((useconds_t)(PAUSE_MS << i) * 1000);
 		if (clock_mono_ms() >= deadline_ms)
@@ -571,7 +588,19 @@ static enum err open_file(struct store_at folder, const char *name, unsigned fla
 	return err_at_file(ERR(NAME_INVALID, "'%s' is no file", name), name, -1);
 }
 
-static enum err read_at(struct store_at file, void *into, size_t n, uint64_t offset, const char *name)
+static void hash(const void *p, size_t n, unsigned which, struct digest *out)
+{
+	struct digest_stream stream;
+
+	if (!which)
+		return;
+	digest_begin_one(&stream, which);
+	digest_add(&stream, p, n);
+	digest_end(&stream, out);
+}
+
+static FALLIBLE enum err read_hashed(struct store_at file, void *into, size_t n, uint64_t offset, const char *name, unsigned which,
+				     struct digest *out)
 {
 	const struct node_thing *t = thing_at(file);
 	uint64_t bytes = bytes_of(t->folder, t->file);
@@ -580,10 +609,10 @@ static enum err read_at(struct store_at file, void *into, size_t n, uint64_t off
 	if (!num_inside(offset, n, bytes))
 		return err_at_file(ERR(STORAGE_IO, "the file ends at %ju, %zu bytes at %ju were expected", (uintmax_t)bytes, n,
 				       (uintmax_t)offset), name, (int64_t)offset);
-	if (n == 0)
-		return OK;
-	if (t->file == t->folder->manifest->files.n) {
-		memcpy(into, (const char *)t->folder->text + offset, n);
+	if (n == 0 || t->file == t->folder->manifest->files.n) {
+		if (n)
+			memcpy(into, (const char *)t->folder->text + offset, n);
+		hash(into, n, which, out);
 		return OK;
 	}
 	struct format_image_name is;
@@ -591,8 +620,18 @@ static enum err read_at(struct store_at file, void *into, size_t n, uint64_t off
 		return ERR(FORMAT_MANIFEST, "%s has a file that is no image", own_of(file.store)->peer);
 	snprintf(what, sizeof what, "ranks/%ju/image", (uintmax_t)is.rank);
 	struct ask k = { .own = own_of(file.store), .path = t->folder->path, .what = what, .etag = t->folder->etag, .if_range = true,
-			 .offset = offset, .of = bytes, .into = into, .n = n };
+			 .offset = offset, .of = bytes, .into = into, .n = n, .which = which, .digest = out };
 	return err_at_file(ask(&k), name, (int64_t)offset);
+}
+
+static enum err read_at(struct store_at file, void *into, size_t n, uint64_t offset, const char *name)
+{
+	return read_hashed(file, into, n, offset, name, 0, NULL);
+}
+
+static enum err take(struct store_at file, void *into, size_t n, uint64_t offset, unsigned which, struct digest *out)
+{
+	return read_hashed(file, into, n, offset, "", which, out);
 }
 
 /* ---- nothing is written ---- */
@@ -697,4 +736,5 @@ const struct store_ops node_ops = {
 	NULL, NULL, NULL,
 	make, put, adopt, drop, NULL, swap,
 	NULL, NULL, NULL, NULL, NULL, false,
+	take,
 };

@@ -226,7 +226,7 @@ const struct store_ops posix_ops = {
 	posix_recover, posix_sweep,
 	posix_trash_list, posix_trash_restore, posix_trash_empty,
 	make, put, adopt, drop, lock, NULL,
-	clones, clone_range, link_part, stamp, extend, false,
+	clones, clone_range, link_part, stamp, extend, false, NULL,
 };
 
 struct store_at posix_at(int fd)

@@ -11,6 +11,8 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/num.h"
+#include "io/copy.h"
+#include "os/seg.h"
 
 enum { LOCKS = CURL_LOCK_DATA_LAST, RECEIVE_BYTES = 256 << 10, SEND_BYTES = 256 << 10, WORDS_BYTES = 64 << 10, IDLE_S = 60,
        PROGRESS_BYTES = 64 << 10 };   /* fewer of them within stall_ms are none: a server that drips one byte at a time stalls */
@@ -44,7 +46,7 @@ struct transfer {
 	int64_t progress_ms;
 	int64_t stall_ms;
 	bool begun, is_stalled, is_refused, is_cancelled;
-	enum err failed;               /* of x->begin */
+	enum err failed;               /* of x->begin, or `into` shrank */
 	struct err_info info;
 	char said[CURL_ERROR_SIZE];
 };
@@ -68,6 +70,23 @@ static void take_text(struct s3_exchange *x, const char *p, size_t n, size_t max
 
 	x->is_long |= n > room;
 	buf_put(x->text, p, num_min(n, room));
+}
+
+struct piece {
+	struct digest_stream *digest;
+	void *to;
+	const void *from;
+	size_t n;
+};
+
+static void copy_piece(void *user)
+{
+	const struct piece *p = user;
+
+	if (p->digest)
+		copy_hashed(p->digest, p->to, p->from, p->n);
+	else
+		memcpy(p->to, p->from, p->n);
 }
 
 /* Returns less than it got to end the transfer. */
@@ -100,7 +119,11 @@ static size_t take_body(char *p, size_t size, size_t count, void *user)
 		x->is_long = true;
 		return 0;
 	}
-	memcpy((char *)x->into + x->got, p, n);
+	t->failed = seg_guard(copy_piece, &(struct piece){ x->digest, (char *)x->into + x->got, p, n });
+	if (t->failed) {
+		t->info = *err_last();
+		return 0;
+	}
 	x->got += n;
 	return n;
 }

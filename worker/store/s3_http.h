@@ -3,6 +3,7 @@
  * Each connection is a libcurl easy handle, driven by the thread that calls: a transfer needs no other thread to wake up, and memory is
  * sent from and filled where it lies. Redirects are not followed, no proxy is asked, no cookie kept. */
 #pragma once
+#include "io/digest.h"
 #include "store/s3_answer.h"
 #include "store/s3_sign.h"
 
@@ -41,8 +42,9 @@ struct s3_exchange {
 	 * does not tell. */
 	bool is_once;
 	/* A success goes to `into`, whole, checked by `begin`, or is appended to `text`. An error's body goes to `text`, up to its max. */
-	void *into;
+	void *into;                    /* it may be in a segment, and shrink */
 	size_t into_bytes;
+	struct digest_stream *digest;  /* of the bytes in `into`, added as they come; NULL: they are not hashed */
 	struct buf *text;
 	/* Looks at the head of a success before its body is taken. */
 	enum err (*begin)(void *user, const struct s3_answer *a);

@@ -562,5 +562,5 @@ const struct store_ops s3_ops = {
 	s3_stage, s3_publish, NULL, s3_replace, s3_discard, s3_remove, s3_fence, s3_recover, s3_sweep,
 	s3_trash_list, s3_trash_restore, s3_trash_empty,
 	make, put, s3_adopt, drop, NULL, swap,
-	s3_clones, s3_clone, s3_part_link, NULL, NULL, true,
+	s3_clones, s3_clone, s3_part_link, NULL, NULL, true, NULL,
 };

@@ -25,6 +25,7 @@
 #include <sys/stat.h>
 
 #include "base/err.h"
+#include "io/digest.h"
 
 enum { STORES_MAX = 64, STORE_NAME_MAX = 66, STORE_PORTS_MAX = 4, STORE_READABLE_MAX = 6 };
 
@@ -199,6 +200,10 @@ struct store_ops {
 	enum err (*extend)(struct store_at file, uint64_t bytes, const char *name);
 	/* link() makes a copy within the store, which has bytes and a time of its own: none that `is` does not tell. */
 	bool link_copies;
+
+	/* read() into memory that may shrink (os/seg.h): ERR_SEGMENT_SHRUNK. Computes the digests `which` (io/digest.h; 0: none) as the
+	 * bytes come. NULL: the store cannot; its read() gets memory of its own. */
+	enum err (*take)(struct store_at file, void *into, size_t n, uint64_t offset, unsigned which, struct digest *out);
 };
 
 /* s->name and s->index are the caller's. ERR_CONFIG: no such scheme. */

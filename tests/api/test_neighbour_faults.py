@@ -1,0 +1,154 @@
+"""Nodes that die or hang while bytes are under way between them: a copy for a neighbour, a load out of a neighbour's memory, a version of a
+publication. Who receives has all of it in the end, or nothing of it."""
+import re
+import threading
+
+import pytest
+from test_cluster import cluster, pair, server  # noqa: F401
+from test_cluster_images import Proxy
+from test_neighbours import ALL, BUDGET, PART, held, large, load, replicas, settled  # noqa: F401
+from test_publish import arrives, publish, put, record, take, version
+from test_publish_nodes import follow
+
+import dcpd as lib
+
+
+@pytest.fixture
+def between(server, tmp_path):  # noqa: F811
+    """between(node, who sees it…) → the proxy through which the others reach the node from now on."""
+    made = []
+
+    def make(node, *others):
+        proxy = Proxy(server, f"/{tmp_path.name}", node, instead=True)
+        made.append(proxy)
+        at = f"127.0.0.1:{proxy.server.server_port}"
+        for other in others:
+            lib.wait_for(lambda o=other: {n["name"]: n["advertise"] for n in o.api.get("/v1/nodes").ok(200)["nodes"]}[node.name] == at, 20)
+        return proxy
+
+    yield make
+    for proxy in made:
+        proxy.close()
+
+
+def is_payload(path, rank):
+    """A range of the rank's image behind its header."""
+    found = re.search(rf"/ranks/{rank}/image.* bytes=(\d+)-", path)
+    return found and int(found.group(1)) >= 4096
+
+
+def strike(proxy, rank, act):
+    """act() once, when the first bytes of the rank's tensors are asked for; from then on the proxy hangs up. Returns what is set then."""
+    struck = threading.Event()
+
+    def change(path, *answer):
+        if not struck.is_set() and is_payload(path, rank):
+            struck.set()
+            act()
+        return None if struck.is_set() else answer
+
+    proxy.change = change
+    return struck
+
+
+def test_a_neighbour_that_dies_in_the_middle_of_a_restore_leaves_the_rest_to_the_storage(held, between):  # noqa: F811
+    a, b, c, source = held
+    a.kill()
+    struck = strike(between(b, c), 1, b.kill)
+    done = load(c, source)
+    assert struck.is_set() and done["bytes_from_neighbours"] <= PART and done["read_bytes"] >= PART and done["unverified_bytes"] == 0, done
+
+
+def test_a_neighbour_that_hangs_costs_a_restore_less_than_a_requests_whole_time(held, between):  # noqa: F811
+    a, b, c, source = held
+    a.kill()
+    proxy, over = between(b, c), threading.Event()
+    proxy.change = lambda path, *answer: over.wait(60) and None if is_payload(path, "[01]") else answer
+    try:
+        job = c.api.submit("load", source=source, target={"state_dict": "x", "world_size": 2})
+        done = c.api.wait(job, 20)["result"]
+    finally:
+        over.set()
+    assert done["bytes_from_neighbours"] == 0 and done["read_bytes"] >= ALL, done
+
+
+def test_a_neighbour_that_says_nothing_when_it_is_opened_costs_no_more(held, between):  # noqa: F811
+    a, b, c, source = held
+    a.kill()
+    proxy, over = between(b, c), threading.Event()
+    proxy.change = lambda path, *answer: over.wait(60) and None if "/digests" in path or "/image" in path else answer
+    try:
+        job = c.api.submit("load", source=source, target={"state_dict": "x", "world_size": 2})
+        assert c.api.wait(job, 20)["result"]["bytes_from_neighbours"] == 0
+    finally:
+        over.set()
+
+
+def test_a_restore_reads_headers_of_a_copy_and_has_none_of_its_bytes_hashed_first(held, between):  # noqa: F811
+    """All digests of a large copy take its node longer than the restore."""
+    a, b, c, source = held
+    a.kill()
+    proxy = between(b, c)
+    assert load(c, source)["bytes_from_neighbours"] == ALL
+    asked = [path for path, _ in proxy.asked if "/digests" in path]
+    assert asked and all("of=headers" in path for path in asked), asked
+
+
+def whole_or_nothing(node, images):
+    for copy in replicas(node):
+        assert [i.entries for i in node.images(copy["name"])] == [lib.Image(i).entries for i in images]
+    return len(replicas(node))
+
+
+def test_a_saver_that_dies_in_the_middle_of_a_copy_leaves_nothing_on_the_neighbour(cluster, between):  # noqa: F811
+    a, b = cluster("a", "b", args=BUDGET)
+    a.sees(a="joined", b="joined")
+    proxy = between(a, b)
+    struck = strike(proxy, 1, a.kill)
+    a.put("train", large())
+    a.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run/step-1"}, options={"neighbours": 1})
+    lib.wait_for(struck.is_set, 20, "b reads")
+    ended = lambda: [j for j in b.api.get("/v1/jobs?filter=kind=load").ok(200)["jobs"] if j["state"] == "failed"]
+    lib.wait_for(ended, 40, "its load has ended")
+    assert not b.api.get("/v1/state-dicts").ok(200)["state_dicts"]
+    assert not [leak for leak in b.leaks() if "holds" in leak]
+
+
+def test_a_neighbour_that_dies_in_the_middle_of_a_copy_has_it_whole_or_not(cluster, between):  # noqa: F811
+    a, b = cluster("a", "b", args=BUDGET)
+    a.sees(a="joined", b="joined")
+    proxy = between(a, b)
+    struck = strike(proxy, 1, b.kill)
+    a.put("train", large())
+    job = a.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run/step-1"}, options={"neighbours": 1})
+    lib.wait_for(struck.is_set, 20, "b reads")
+    proxy.change = lambda path, *answer: answer
+    b.start()
+    done = settled(a, job)
+    b.sees(a="joined", b="joined")
+    assert done["state"] == "succeeded"
+    assert whole_or_nothing(b, large()) == (done["replicas"][0]["state"] == "held"), done
+    assert not [leak for leak in b.leaks() if "holds" in leak]
+
+
+@pytest.mark.parametrize("who", ["publisher", "subscriber"])
+def test_a_version_that_is_cut_off_by_a_death_comes_whole_afterwards(cluster, between, who):  # noqa: F811
+    a, b = cluster("a", "b")
+    a.sees(a="joined", b="joined")
+    pub, sub = lib.fresh("policy"), lib.fresh("serve")
+    publish(a, pub, 1, create=True)
+    proxy = between(a, b)
+    follow(b, sub, pub)
+    arrives(b, sub, -1, 1)
+    take(b, sub, 1)
+    struck = strike(proxy, 1, (a if who == "publisher" else b).kill)
+    put(a, pub, version(2, w=2.0), 2)
+    lib.wait_for(struck.is_set, 20, "b reads")
+    if who == "publisher":
+        assert record(b, sub)["generation"] == 1, "nothing of the new version is shown"
+        a.start()
+        a.sees(a="joined", b="joined")
+    else:
+        b.start()
+    proxy.change = lambda path, *answer: answer
+    arrives(b, sub, 1, 2)
