@@ -1,6 +1,7 @@
 /* show.c: see show.h. Text from the daemon may hold any characters, so control characters never reach the terminal as they are. */
 #include "api/cli/show.h"
 
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -122,6 +123,18 @@ static void put_field(struct buf *b, const char *key, const char *value)
 	show_put_clean(b, value);
 }
 
+/* Unless the text names it already, as one rank or among several. */
+static void put_rank(struct buf *b, const char *text, intmax_t rank)
+{
+	char digits[24];
+	size_t n = (size_t)snprintf(digits, sizeof digits, "%jd", rank);
+
+	for (const char *at = strstr(text, "rank"); at && (at = strstr(at, digits)) != NULL; at += n)
+		if (!isalnum((unsigned char)at[-1]) && !isalnum((unsigned char)at[n]))
+			return;
+	buf_printf(b, ", rank %s", digits);
+}
+
 static void print_line(struct buf *b, enum term_colour c)
 {
 	if (buf_status(b) == OK)
@@ -140,7 +153,7 @@ void show_error(void)
 	if (e->offset >= 0)
 		buf_printf(&b, ", offset %jd", (intmax_t)e->offset);
 	if (e->rank >= 0)
-		buf_printf(&b, ", rank %jd", (intmax_t)e->rank);
+		put_rank(&b, e->text, e->rank);
 	put_field(&b, "expected", e->expected);
 	put_field(&b, "actual", e->actual);
 	print_line(&b, TERM_RED);
@@ -259,7 +272,7 @@ void show_problem(const json_t *p)
 	if (json_is_integer(show_at(p, "offset")))
 		buf_printf(&b, ", offset %.0f", show_number(p, "offset"));
 	if (json_is_integer(show_at(p, "rank")))
-		buf_printf(&b, ", rank %.0f", show_number(p, "rank"));
+		put_rank(&b, detail, (intmax_t)show_number(p, "rank"));
 	put_field(&b, "expected", show_text(p, "expected"));
 	put_field(&b, "actual", show_text(p, "actual"));
 	print_line(&b, TERM_RED);

@@ -179,3 +179,11 @@ def test_refused_or_failed(d):
     boxes = '{"match":"*","boxes":[{"rank":0,"offsets":[0],"sizes":[1]}]}'
     failed = d.ctl("reshard", f"main:{source.name}", f"main:{out}", "--layout", boxes)
     assert "layout" in failed.stderr and (refused.returncode, failed.returncode) == (2, 5), (refused, failed)
+
+
+def test_a_rank_is_named_once(d):
+    sd = lib.fresh()
+    d.create(sd, world=3)
+    r = d.ctl("save", f"shm:{sd}", "main:named-once")
+    assert r.returncode == 5 and r.stderr.rstrip().endswith("by ranks 0, 1, 2"), r
+    d.drop(sd)

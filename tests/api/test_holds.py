@@ -52,7 +52,7 @@ def refused(d, name, file=False):
     """Every way in which dcpd could remove or replace it, by a request; nothing in the storage changes."""
     before = tree(d.storages["main"])
     target = {"storage": "main", "name": name}
-    d.api.delete(path(d, name, "")).problem("checkpoint_held", status=409)
+    assert f"`dcpctl unhold main:{name}`" in d.api.delete(path(d, name, "")).problem("checkpoint_held", status=409)["detail"]
     sd = lib.fresh()
     d.put(sd, [lib.image({"a": ("U8", [5000], bytes(5000))})])
     for options in ({"overwrite": True}, {"overwrite": True, "in_place": "always"}, {"overwrite": True, "beside": "needed"}):
@@ -106,6 +106,7 @@ def test_files_and_folders_of_files(d, root):
     name = folder + "/model.safetensors"
     source = Crafted(root)
     d.api.run("reshard", source=source.ref, target={"storage": "main", "name": name, "format": "safetensors"})
+    lib.wait_for(lambda: not list((root / folder).glob(".dcpd-0*")), 10, "the sweep behind the job")
     hold(d, name, "one file")
     assert record(d, name)["hold"]["reason"] == "one file"
     assert {p.name for p in (root / folder).iterdir() if NOTES in p.name} == {".model.safetensors" + NOTES}

@@ -124,14 +124,15 @@ static struct hold hold_of(struct store_at folder, const char *name, bool is_dir
 
 /* ---- is it free? ---- */
 
-static FALLIBLE enum err refuse(const struct hold *hold, const char *name)
+static FALLIBLE enum err refuse(const struct hold *hold, const struct store *store, const char *name)
 {
 	if (!hold->is_held)
 		return OK;
 	if (hold->owner < 0)
 		return ERR(CHECKPOINT_HELD, "'%s' stays: %s", name, hold->reason);
-	return ERR(CHECKPOINT_HELD, "'%s' is held by uid %jd since %s%s%.600s: it is neither removed nor replaced before `dcpctl unhold`",
-		   name, (intmax_t)hold->owner, hold->since, hold->reason[0] ? ", " : "", hold->reason);
+	return ERR(CHECKPOINT_HELD, "'%s' is held by uid %jd since %s, and neither removed nor replaced before `dcpctl unhold %s:%s`"
+		   "%s%.600s", name, (intmax_t)hold->owner, hold->since, store->name, name, hold->reason[0] ? "; the reason: " : "",
+		   hold->reason);
 }
 
 FALLIBLE enum err notes_check_free(struct store_at folder, const char *name)
@@ -148,10 +149,10 @@ FALLIBLE enum err notes_check_free(struct store_at folder, const char *name)
 	for (const char *slash = strchr(name, '/'); slash; slash = strchr(slash + 1, '/')) {
 		snprintf(above, sizeof above, "%.*s", (int)(slash - name), name);
 		struct hold hold = hold_of(folder, above, true);
-		TRY(refuse(&hold, above));
+		TRY(refuse(&hold, folder.store, above));
 	}
 	struct hold hold = hold_of(folder, name, S_ISDIR(st.st_mode));
-	return refuse(&hold, name);
+	return refuse(&hold, folder.store, name);
 }
 
 struct inside {
@@ -173,7 +174,7 @@ static enum err check_inside(void *user, const char *name, unsigned char d_type)
 	if (notes_is(name) && n > sizeof NOTES_NAME && str_ends(str_of(name), NOTES_NAME)) {
 		struct hold hold = hold_at(in->folder, name);
 		snprintf(path, sizeof path, "%s/%.*s", in->name, (int)(n - sizeof NOTES_NAME), name + 1);
-		return refuse(&hold, path);
+		return refuse(&hold, in->folder.store, path);
 	}
 	if (d_type == DT_UNKNOWN) {
 		TRY(store_stat(in->folder, name, &st));
@@ -183,7 +184,7 @@ static enum err check_inside(void *user, const char *name, unsigned char d_type)
 		return OK;
 	snprintf(path, sizeof path, "%s/%s", in->name, name);
 	struct hold hold = hold_of(in->folder, name, true);
-	TRY(refuse(&hold, path));
+	TRY(refuse(&hold, in->folder.store, path));
 	return check_folder(in->folder, name, path, in->depth + 1);
 }
 
@@ -327,7 +328,7 @@ FALLIBLE enum err notes_set_hold(const struct store_job *by, const struct store 
 
 /* ---- without locks ---- */
 
-static FALLIBLE enum err check_hold(const json_t *doc, const char *name)
+static FALLIBLE enum err check_hold(const json_t *doc, const struct store *store, const char *name)
 {
 	struct hold hold = { .owner = -1 };
 
@@ -335,7 +336,7 @@ static FALLIBLE enum err check_hold(const json_t *doc, const char *name)
 		struct err_info why = *err_last();
 		return ERR(CHECKPOINT_HELD, "'%s' stays: its notes cannot be read (%.500s), which counts as a hold", name, why.text);
 	}
-	return refuse(&hold, name);
+	return refuse(&hold, store, name);
 }
 
 static FALLIBLE enum err name_going(json_t *doc, const char *job, bool begins)
@@ -372,7 +373,7 @@ static FALLIBLE enum err change_going(struct store_at folder, const char *name, 
 		if (e && is_there)
 			return ERR(CHECKPOINT_HELD, "'%s' stays: its notes cannot be read, which counts as a hold", name);
 		TRY(e);
-		TRY(begins ? check_hold(doc, name) : OK);
+		TRY(begins ? check_hold(doc, folder.store, name) : OK);
 		if (!is_there && !begins)
 			return OK;
 		doc = doc ? doc : json_pack("{s:i}", "version", 1);
