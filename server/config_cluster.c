@@ -18,8 +18,8 @@ static bool is_of(struct str s, const char *bytes)
 	return s.n > 0;
 }
 
-/* Divides HOST:PORT or [HOST]:PORT. */
-static bool split_address(struct str text, struct str *host_out)
+/* Divides HOST:PORT or [HOST]:PORT. port_out: NULL: not wanted. */
+static bool split_port(struct str text, struct str *host_out, uint64_t *port_out)
 {
 	const char *colon = text.n ? memrchr(text.p, ':', text.n) : NULL;
 	uint64_t port = 0;
@@ -27,9 +27,16 @@ static bool split_address(struct str text, struct str *host_out)
 	if (!colon || !str_to_u64((struct str){ colon + 1, text.n - (size_t)(colon + 1 - text.p) }, &port) || port < 1 || port > 65535)
 		return false;
 	*host_out = (struct str){ text.p, (size_t)(colon - text.p) };
+	if (port_out)
+		*port_out = port;
 	if (host_out->n > 2 && host_out->p[0] == '[' && host_out->p[host_out->n - 1] == ']')
 		return is_of((struct str){ host_out->p + 1, host_out->n - 2 }, "0123456789abcdefABCDEF:.");
 	return host_out->n <= 253 && is_of(*host_out, name_bytes);
+}
+
+static bool split_address(struct str text, struct str *host_out)
+{
+	return split_port(text, host_out, NULL);
 }
 
 static bool is_loopback(struct str host)
@@ -86,6 +93,33 @@ static FALLIBLE enum err check_node(const struct config *c)
 	return OK;
 }
 
+/* Can what comes to the advertised address reach this listener? Beyond loopback its port may be another one, which a container's port map
+ * leads there; on loopback nothing stands between. */
+static bool listens_for(const char *listen, bool on_loopback, uint64_t port)
+{
+	const char *colon = strrchr(listen, ':'), *digits = colon ? colon + 1 : listen;
+	struct str host = colon ? (struct str){ listen, (size_t)(colon - listen) } : STR("127.0.0.1");
+	uint64_t own;
+
+	if (str_starts(str_of(listen), "unix:") || !str_to_u64(str_of(digits), &own))
+		return false;
+	return on_loopback ? own == port : !is_loopback(host);
+}
+
+static FALLIBLE enum err check_listen(const struct config *c)
+{
+	struct str host;
+	uint64_t port;
+	bool heard = false;
+
+	(void)split_port(str_of(c->advertise), &host, &port); /* check_node() has */
+	for (uint32_t i = 0; i < c->listen.count; i++)
+		heard = heard || listens_for(c->listen.items[i], is_loopback(host), port);
+	if (heard)
+		return OK;
+	return ERR(CONFIG, "advertise: no --listen is for \"%.200s\": the other nodes would find nobody there", c->advertise);
+}
+
 FALLIBLE enum err config_cluster_check(const struct config *c)
 {
 	struct str prefix = str_of(c->cluster_prefix);
@@ -103,5 +137,6 @@ FALLIBLE enum err config_cluster_check(const struct config *c)
 	if (c->cluster_ttl_ms < TTL_MIN_MS || c->cluster_ttl_ms > TTL_MAX_MS || c->cluster_ttl_ms % 1000)
 		return ERR(CONFIG, "cluster-ttl: must be whole seconds, from 2s to 1h");
 	TRY(check_node(c));
-	return check_urls(c);
+	TRY(check_urls(c));
+	return check_listen(c);
 }
