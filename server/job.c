@@ -35,14 +35,22 @@ bool job_state_ended(enum job_state state)
 	return state >= JOB_SUCCEEDED;
 }
 
-static const char digits[] = "0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+bool job_record_ended(const json_t *record)
+{
+	const char *state = jval_text(record, "state");
+
+	for (int i = 0; i < JOB_STATE_COUNT; i++)
+		if (strcmp(state, job_state_names[i]) == 0)
+			return job_state_ended((enum job_state)i);
+	return false;
+}
 
 void job_id_mark(const struct journal *journal, char mark[JOB_MARK_LEN + 1])
 {
 	uint64_t id = journal_id(journal);
 
 	for (int i = 0; i < JOB_MARK_LEN; i++, id >>= 5)
-		mark[i] = digits[id & 31];
+		mark[i] = job_id_digits[id & 31];
 	mark[JOB_MARK_LEN] = '\0';
 }
 
@@ -63,17 +71,15 @@ static void begin_ids(uint64_t ms)
 FALLIBLE enum err job_ids_resume(struct journal *journal)
 {
 	char id[JOB_ID_LEN + 1];
-	uint64_t ms = 0;
 
 	TRY(journal_read_newest_id(journal, id));
-	for (int i = 0; i < 10 && id[i]; i++)
-		ms = ms << 5 | (uint64_t)(strchr(digits, id[i]) ? strchr(digits, id[i]) - digits : 0);
-	if (ms >= last_id.ms)
-		begin_ids(ms + 1);
+	int64_t ms = job_id_ms(str_of(id));
+	if (ms >= (int64_t)last_id.ms)
+		begin_ids((uint64_t)ms + 1);
 	return OK;
 }
 
-/* ULID: 48 bits of milliseconds and 80 others in Crockford's base 32, 50 of them random: ids sort by time of birth. */
+/* 50 of the bits behind the time are random: ids sort by time of birth. */
 void job_new_id(const struct journal *journal, char id[JOB_ID_LEN + 1])
 {
 	uint64_t ms = (uint64_t)clock_wall_ms();
@@ -86,11 +92,11 @@ void job_new_id(const struct journal *journal, char id[JOB_ID_LEN + 1])
 			;
 	ms = last_id.ms;
 	for (int i = 9; i >= 0; i--, ms >>= 5)
-		id[i] = digits[ms & 31];
+		id[i] = job_id_digits[ms & 31];
 	for (int i = 0; i < 10; i++) {
 		int bit = i * 5, at = bit / 8, shift = 11 - bit % 8;
 		unsigned pair = (unsigned)bits[at] << 8 | (at + 1 < 7 ? bits[at + 1] : 0);
-		id[10 + i] = digits[pair >> shift & 31];
+		id[10 + i] = job_id_digits[pair >> shift & 31];
 	}
 	job_id_mark(journal, id + JOB_ID_LEN - JOB_MARK_LEN);
 }
@@ -471,14 +477,6 @@ enum err job_load_row(void *user, const struct journal_job *row)
 	read_doc(j, doc);
 	j->target = mem_strdup(row->target);
 	return j->target ? OK : ERR(NO_MEMORY, "cannot read a job");
-}
-
-bool job_id_ok(struct str id)
-{
-	for (size_t i = 0; i < id.n; i++)
-		if (!memchr(digits, id.p[i], 32))
-			return false;
-	return id.n == JOB_ID_LEN;
 }
 
 FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out)

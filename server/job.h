@@ -10,13 +10,14 @@
 #include "base/buf.h"
 #include "server/loop.h"
 #include "server/principal.h"
+#include "spec/job_id.h"
 #include "spec/kinds.h"
 
 struct journal;
 struct server;
 struct jobs;
 
-enum { JOB_ID_LEN = 26, JOB_MARK_LEN = 6, JOB_PAGE_MAX = 1000 };
+enum { JOB_MARK_LEN = 6, JOB_PAGE_MAX = 1000 };
 
 enum job_state { JOB_QUEUED, JOB_PLANNING, JOB_RUNNING, JOB_COMMITTING, JOB_SUCCEEDED, JOB_FAILED, JOB_CANCELLED,
 		 JOB_STATE_COUNT };
@@ -24,6 +25,7 @@ enum job_state { JOB_QUEUED, JOB_PLANNING, JOB_RUNNING, JOB_COMMITTING, JOB_SUCC
 extern const char *const job_state_names[JOB_STATE_COUNT + 1];  /* then NULL */
 const char *job_state_text(enum job_state state);
 bool job_state_ended(enum job_state state);
+bool job_record_ended(const json_t *record);     /* of a record as JSON, such as another node's */
 
 /* The body of POST /v1/jobs after its form was checked and defaults were filled in (the handler's work). spec is copied. */
 struct job_request {
@@ -85,7 +87,6 @@ FALLIBLE enum err job_matches(struct str filter, const json_t *record, bool *out
 /* A new id, of a job or of something else that sorts by time. Its end is the daemon's mark: of what jobs leave on a storage that several
  * daemons see, each knows its own. */
 void job_new_id(const struct journal *journal, char id[JOB_ID_LEN + 1]);
-bool job_id_ok(struct str id);                   /* has it the form of one? */
 
 FALLIBLE enum err jobs_new(struct server *s);
 FALLIBLE enum err jobs_recover(struct server *s);    /* takes up the journal's unfinished jobs */

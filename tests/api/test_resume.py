@@ -92,6 +92,30 @@ def test_the_newest_that_loads(d, root):
     assert "none of the run's 5 checkpoints can be loaded" in got["why"]
 
 
+def test_what_was_made_of_a_step_is_as_old_as_that(d):
+    """A reshard that lies in the run's folder is written later than the steps, and is none."""
+    run, sd = lib.fresh("run"), lib.fresh()
+    one = lib.image({"a": ("U8", [5000], bytes(5000))})
+    d.put(sd, [one])
+    for step in (1, 2):
+        if step > 1:
+            d.put(sd, [one], generation=step, create=False)
+        d.api.run("save", source={"state_dict": sd}, target={"storage": "main", "name": f"{run}/step-{step}"})
+    d.drop(sd)
+    d.api.run("reshard", source={"storage": "main", "name": f"{run}/step-1"},
+              target={"storage": "main", "name": f"{run}/step-1-tp2", "world_size": 2})
+    listed = d.api.get(f"/v1/checkpoints/main?run={run}&sort=-time").ok(200)["checkpoints"]
+    assert [c["name"] for c in listed] == [f"{run}/step-1-tp2", f"{run}/step-2", f"{run}/step-1"]
+    for latest in ("step-2", "step-1", "step-1-tp2"):
+        shown, alias = d.api.get(path(run, "")).ok(200), d.api.storage_path("main", f"{run}@latest")
+        assert name_of(look(d, run)) == latest and shown["aliases"]["latest"] == f"{run}/{latest}", shown
+        assert shown["checkpoints"][0]["name"] == f"{run}/{latest}" == d.api.get(alias).ok(200)["name"]
+        policy = {"storage": "main", "match": run, "keep": {"last": 1}}
+        goes = {r["name"] for r in d.api.post("/v1/policies/derived:preview", policy).ok(200)["remove"]}
+        assert f"{run}/{latest}" not in goes and (latest != "step-2" or goes == {f"{run}/step-1"}), goes
+        d.api.wait(d.api.delete(d.api.storage_path("main", f"{run}/{latest}")).ok(202))
+
+
 def test_world_and_layout(d, root):
     run = f"resume/{lib.fresh()}"
     put(root, run, "step-1", 1000)

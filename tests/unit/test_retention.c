@@ -102,6 +102,24 @@ static void test_the_last_ones_stay(void **state)
 	assert_goes("x....x..");
 }
 
+/* A reshard of an old step is no newer step, and takes no place of one. */
+static void test_what_is_made_of_others_takes_no_place(void **state)
+{
+	(void)state;
+	add_run("a", 5);
+	rule("a")->last = 2;
+	records[4].is_derived = true;
+	assert_goes("xx...");
+	assert_why(3, RETAIN_BIT(NEWEST) | RETAIN_BIT(LAST));
+	records[2].is_derived = true; /* it goes when the step behind it takes the last place */
+	assert_goes("x....");
+	records[3].is_derived = true;
+	assert_goes(".....");
+	for (int i = 0; i < 5; i++)
+		records[i].is_derived = true; /* nothing else is there */
+	assert_goes("xxx..");
+}
+
 static void test_steps_and_times(void **state)
 {
 	(void)state;
@@ -520,7 +538,8 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		TEST(test_the_last_ones_stay), TEST(test_steps_and_times), TEST(test_the_best), TEST(test_age), TEST(test_a_budget),
+		TEST(test_the_last_ones_stay), TEST(test_what_is_made_of_others_takes_no_place),
+		TEST(test_steps_and_times), TEST(test_the_best), TEST(test_age), TEST(test_a_budget),
 		TEST(test_a_paused_policy_keeps_and_removes_nothing),
 		TEST(test_clocks_that_jump), TEST(test_what_was_saved_in_the_future_is_not_alone_the_newest),
 		TEST(test_what_holds_against_every_policy), TEST(test_only_verified_ones_count),

@@ -5,6 +5,7 @@
 #include "base/jval.h"
 #include "io/digest.h"
 #include "query/lookup_kept.h"
+#include "spec/derived.h"
 #include "spec/ref.h"
 #include "store/checkpoint.h"
 
@@ -123,6 +124,8 @@ static FALLIBLE enum err make(const char *path, const json_t *doc, struct lookup
 	take_metrics(metrics, of_metrics, &e->facts.metric_count);
 	take_labels(labels, of_labels, &e->facts.label_count);
 	e->time = take_time(doc, &e->facts.at_ms);
+	int64_t of_ms = derived_ms(doc, path);
+	e->facts.of_ms = of_ms > 0 && of_ms < e->facts.at_ms ? of_ms : e->facts.at_ms;
 	e->etag = jval_str(doc, "etag");
 	e->noted = noted_of(doc);
 	return lookup_entry_pack(e, out);

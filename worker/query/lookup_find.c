@@ -34,8 +34,9 @@ struct finding {
 	char *aliases_of, *aliases_problem;
 };
 
-/* The order of a run: the newest first; the time counts, for a run that was set back to an earlier step goes on from there. */
-static const struct checkpoint_query newest_first = { .sort = KEY_TIME, .falls = true };
+/* The order of a run: the newest contents first (spec/derived.h); the time counts, for a run that was set back to an earlier step goes on
+ * from there. */
+static const struct checkpoint_query newest_first = { .sort = KEY_TIME, .falls = true, .of_run = true };
 
 /* ---- verdicts ---- */
 
@@ -185,6 +186,7 @@ static void put_words(const json_t *q, struct buf *out)
 		buf_putc(out, word ? '+' : '-');
 		buf_put(out, json_string_value(word), json_string_length(word) + (word != NULL)); /* with the zero at its end */
 	}
+	buf_putc(out, json_is_true(json_object_get(q, "whole")) ? '+' : '-'); /* in the order of a run */
 }
 
 /* Is what the latest search has sorted still the order, as far as the page needs it? */
@@ -564,6 +566,7 @@ static FALLIBLE enum err read_question(struct finding *f, const json_t *q)
 	f->prefix = jval_str(q, "prefix");
 	f->is_brief = json_is_true(json_object_get(q, "brief"));
 	TRY(checkpoint_query_read(jval_str(q, "filter"), jval_str(q, "sort"), &f->query));
+	f->query.of_run = json_is_true(json_object_get(q, "whole"));
 	f->has_after = after.n > 0;
 	if (f->has_after)
 		TRY(checkpoint_query_read_token(&f->query, after, &f->after));

@@ -10,7 +10,7 @@
 #include "os/fs.h"
 
 /* VERSION grows with whatever makes a checkpoint's record another one. */
-enum { VERSION = 1, ENTRY_BYTES_MAX = 16 << 20, FILE_BYTES_MAX = 512 << 20, READ_BYTES = 1 << 20, WASTED_MIN = 1 << 20 };
+enum { VERSION = 2, ENTRY_BYTES_MAX = 16 << 20, FILE_BYTES_MAX = 512 << 20, READ_BYTES = 1 << 20, WASTED_MIN = 1 << 20 };
 
 /* An entry in the file: this, and texts, each behind its length: name, format, digest, noted, etag, time, record; of each metric the key,
  * behind its value; of each label key and value. */
@@ -21,7 +21,7 @@ struct kept {
 		uint64_t bytes;
 	} head;
 	struct lookup_mark mark;
-	int64_t step, at_ms;
+	int64_t step, at_ms, of_ms;
 	uint64_t size, world_size, brief;
 	uint32_t format, metric_count, label_count;
 	uint16_t is_held, is_dcpd;
@@ -74,6 +74,7 @@ static uint64_t put_entry(struct buf *b, const struct lookup_entry *e)
 	kept.mark = e->mark;
 	kept.step = f->step;
 	kept.at_ms = f->at_ms;
+	kept.of_ms = f->of_ms;
 	kept.size = f->bytes;
 	kept.world_size = f->world_size;
 	kept.brief = e->brief;
@@ -148,7 +149,8 @@ static struct lookup_entry *entry_of(const unsigned char *p, uint64_t n)
 	CLEANUP(mem_free_ptr) struct checkpoint_label *labels = mem_zalloc(kept.label_count, sizeof *labels);
 	struct lookup_entry e = { .mark = kept.mark, .settled = true, .format = (enum format)kept.format, .brief = kept.brief,
 				  .kept_bytes = n };
-	e.facts = (struct checkpoint_facts){ .step = kept.step, .at_ms = kept.at_ms, .bytes = kept.size, .world_size = kept.world_size,
+	e.facts = (struct checkpoint_facts){ .step = kept.step, .at_ms = kept.at_ms,
+					     .of_ms = kept.of_ms, .bytes = kept.size, .world_size = kept.world_size,
 					     .is_held = kept.is_held, .is_dcpd = kept.is_dcpd, .verified = "",
 					     .metric_count = kept.metric_count, .label_count = kept.label_count };
 	memcpy(e.told, kept.told, sizeof e.told);

@@ -335,8 +335,8 @@ struct checkpoint_place checkpoint_query_place(const struct checkpoint_query *q,
 	} else if (q->sort == KEY_BYTES) {
 		place.value = (int64_t)num_min(f->bytes, INT64_MAX);
 	} else if (q->sort == KEY_TIME) {
-		place.is_known = f->at_ms != 0;
-		place.value = f->at_ms;
+		place.value = q->of_run ? f->of_ms : f->at_ms;
+		place.is_known = place.value != 0;
 		place.step = f->step;
 	} else if (q->sort == KEY_METRIC) {
 		metric = find_metric(f, q->sort_member);

@@ -29,6 +29,7 @@ struct checkpoint_label {
 struct checkpoint_facts {
 	struct str name, run, format, digest;  /* digest: of the contents; empty: not known */
 	int64_t step, at_ms;                   /* -1: none; 0: not known */
+	int64_t of_ms;                         /* the time of the contents (derived.h); else at_ms */
 	uint64_t bytes, world_size;
 	bool is_held, is_dcpd;
 	const char *verified;                  /* "": nothing is known */
@@ -57,6 +58,7 @@ struct checkpoint_query {
 	enum checkpoint_key sort;              /* KEY_NAME unless said */
 	struct str sort_member;
 	bool falls;                            /* the greatest first */
+	bool of_run;                           /* time: that of the contents */
 	uint32_t sort_mark;                    /* of the words of `sort`: pages of one order do not go on in another */
 };
 

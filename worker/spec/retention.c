@@ -94,6 +94,7 @@ static void sort(const struct evaluation *e, uint32_t *indices, uint64_t n, comp
 struct run {
 	uint32_t from, to;
 	bool is_inverted;              /* times and jobs contradict each other */
+	bool is_saved;                 /* some of its checkpoints are not derived */
 };
 
 static struct retention_verdict *verdict_at(const struct evaluation *e, uint32_t record)
@@ -147,6 +148,11 @@ static bool counts(const struct retention_record *r, bool verified_only)
 	return is_readable(r) && (!verified_only || r->is_verified);
 }
 
+static bool takes_place(const struct run *run, const struct retention_record *r)
+{
+	return !r->is_derived || !run->is_saved;
+}
+
 /* The newest `count` that count, by either order, and those of them that were not made in the future: a host whose clock was ahead leaves
  * checkpoints that stay the newest by both orders once its journal is lost and its clock is right. */
 static void keep_newest(const struct evaluation *e, const struct run *run, int64_t count, bool verified_only, unsigned bit)
@@ -157,16 +163,17 @@ static void keep_newest(const struct evaluation *e, const struct run *run, int64
 		const struct retention_record *r = &e->records[e->order[i]];
 		if (!counts(r, verified_only))
 			continue;
-		if (left-- > 0 || !is_future(e, r))
+		if (left > 0 || !is_future(e, r))
 			verdict_at(e, e->order[i])->kept |= bit;
-		left_now -= !is_future(e, r);
+		left -= left > 0 && takes_place(run, r);
+		left_now -= !is_future(e, r) && takes_place(run, r);
 	}
 	uint32_t n = run->is_inverted ? take_by_job(e, run) : 0;
 	left = count;
 	for (uint32_t i = 0; i < n && left > 0; i++)
 		if (counts(&e->records[e->scratch[i]], verified_only)) {
 			verdict_at(e, e->scratch[i])->kept |= bit;
-			left--;
+			left -= takes_place(run, &e->records[e->scratch[i]]);
 		}
 }
 
@@ -308,6 +315,8 @@ static FALLIBLE enum err look_at_run(struct evaluation *e, struct run *run)
 	if (count == 0)
 		return OK;
 	look_at_clocks(e, run);
+	for (uint32_t i = run->from; i < run->to; i++)
+		run->is_saved = run->is_saved || !e->records[e->order[i]].is_derived;
 	keep_newest(e, run, 1, false, RETAIN_BIT(NEWEST));
 	keep_newest(e, run, 1, true, RETAIN_BIT(NEWEST_VERIFIED));
 	for (uint32_t k = 0; k < count; k++)

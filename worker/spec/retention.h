@@ -5,6 +5,10 @@
  * whatever a clock does, both orders count, and what is the newest by either is treated as that. A time that lies in the future, or
  * long before that of a checkpoint made earlier, is in doubt: neither ttl nor every nor bytes removes what has it.
  *
+ * What was made of other checkpoints of its run takes none of the places of the newest ones, and stays as long as those beside which it was
+ * made: else the reshard of an old step would be the newest, and remove a step that a training has saved. A run of such alone is one of
+ * ordinary ones.
+ *
  * A delta cannot be read without its base: while the delta stays, so does the base, whatever policy is for it. Of a chain the youngest
  * delta goes first, and what `removals` lists is in an order in which no base goes before its deltas. */
 #pragma once
@@ -53,6 +57,7 @@ struct retention_record {
 	const json_t *metrics;         /* NULL: none */
 	unsigned facts;                /* RETAIN_BIT of HELD, ALIAS, IN_USE, IN_FLIGHT, UNREADABLE and REFUSED, as they are known */
 	bool is_verified;
+	bool is_derived;               /* made of others of its run (derived.h) */
 	bool is_delta;                 /* without `base`: of an unknown one, and all of its run stays */
 };
 

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/jval.h"
 #include "base/map.h"
+#include "spec/derived.h"
 
 static int64_t time_of(const json_t *record)
 {
@@ -92,6 +93,8 @@ FALLIBLE enum err retention_record_read(const json_t *record, struct str storage
 					  .is_delta = str_is(jval_str(record, "format"), "delta") };
 	out->facts = facts_of(record, &out->is_verified);
 	TRY(arena_str(a, name, &out->name));
+	int64_t of_ms = derived_ms(record, out->name.p);
+	out->is_derived = of_ms >= 0 && of_ms < out->durable_ms;
 	size_t at = out->name.n;
 	while (at > 0 && out->name.p[at - 1] != '/')
 		at--;

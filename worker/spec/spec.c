@@ -5,6 +5,7 @@
 
 #include "base/jtext.h"
 #include "base/near.h"
+#include "spec/job_id.h"
 
 enum { SPEC_BYTES_MAX = 64 << 20, PARTS_MAX = 4096, HOSTS_MAX = 1024, HOSTS_TIMEOUT_S = 20, AWAIT_S = 600,
        CHECKPOINT_TEXT_MAX = 4096 };
@@ -194,12 +195,6 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 	return spec_check_save_format(&target);
 }
 
-/* Form of a job's id, as the coordinator makes it. */
-static bool is_job_id(struct str id)
-{
-	return id.n == 26 && strspn(id.p, "0123456789ABCDEFGHJKMNPQRSTVWXYZ") == id.n;
-}
-
 static FALLIBLE enum err read_replica(const struct jval *doc, struct spec *s)
 {
 	struct jval v = jval_get(doc, "replica"), job = jval_get(&v, "job"), of = jval_get(&v, "checkpoint");
@@ -209,7 +204,7 @@ static FALLIBLE enum err read_replica(const struct jval *doc, struct spec *s)
 	TRY(jval_only(&v, (const char *const[]){ "job", "checkpoint", "part", NULL }));
 	TRY(jval_string(&job, &s->replica.job));
 	TRY(jval_opt_bool(&v, "part", &s->replica.is_part));
-	if (!is_job_id(s->replica.job))
+	if (!job_id_ok(s->replica.job))
 		return jval_fail(&job, ERR_VALIDATION_FAILED, "is no job's id");
 	TRY(ref_read(&of, REF_CHECKPOINT, NULL, &s->replica.of));
 	return s->source.kind == REF_REMOTE ? OK : jval_fail(&v, ERR_VALIDATION_FAILED, "is of a load out of another node's memory");
