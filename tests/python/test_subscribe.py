@@ -44,6 +44,14 @@ def test_views_and_a_copy_in_place(at, name):
     pub.delete()
 
 
+def test_version_zero_is_one(at, name):
+    pub = dcpd.publish(weights(0), name, version=0)
+    with dcpd.subscribe(name, as_numpy=True, timeout=30) as sub:
+        assert next(sub).version == 0
+        pub.wait(5)
+    pub.delete()
+
+
 def test_all_that_does_not_fit_is_said_at_once(at, name):
     pub = dcpd.publish(weights(1), name)
     mine = {"a": np.zeros((6, 5), np.float32), "frozen": np.zeros((64, 64), np.int32), "other": np.zeros(3, np.float32)}

@@ -39,8 +39,8 @@ class Publication(Closing):
         end = None if timeout is None else time.monotonic() + timeout
         left = {(s.get("node"), s["name"]) for s in self.subscribers()}
         while True:
-            late = [s["name"] for s in self.subscribers()
-                    if (s.get("node"), s["name"]) in left and (s["subscription"]["applied"] or -1) < wanted]
+            here = [s for s in self.subscribers() if (s.get("node"), s["name"]) in left]
+            late = [s["name"] for s in here if s["subscription"]["applied"] is None or s["subscription"]["applied"] < wanted]
             if not late:
                 return
             if end is not None and time.monotonic() > end:
