@@ -113,6 +113,22 @@ static FALLIBLE enum err check_node(const struct jval *v, const struct cluster *
 	return OK;
 }
 
+/* This thread's latest error is of an update's request, and told of the subscriber's. */
+static void move_pointer(void)
+{
+	static const char of_load[] = "/target/";
+	struct err_info info = *err_last();
+	char pointer[sizeof info.pointer + 16], text[sizeof info.text + sizeof pointer];
+	size_t n = strlen(info.pointer), skip = strncmp(info.pointer, of_load, sizeof of_load - 1) == 0 ? sizeof of_load - 2 : 0;
+
+	snprintf(pointer, sizeof pointer, "/subscribe%s", info.pointer + skip);
+	snprintf(text, sizeof text, "%s%s", pointer, info.text + n);
+	if (n && strncmp(info.text, info.pointer, n) == 0)
+		snprintf(info.text, sizeof info.text, "%.*s", (int)sizeof info.text - 1, text);
+	snprintf(info.pointer, sizeof info.pointer, "%.*s", (int)sizeof info.pointer - 1, pointer);
+	err_restore(&info);
+}
+
 /* The layout is checked as the updates' requests will have it. */
 static FALLIBLE enum err check_subscribe(const struct jval *v, const struct state_dict_request *rq, const struct cluster *cluster)
 {
@@ -138,13 +154,7 @@ static FALLIBLE enum err check_subscribe(const struct jval *v, const struct stat
 	enum err e = spec_read(doc, &spec);
 	if (!e)
 		return OK;
-	struct err_info info = *err_last();
-	char pointer[sizeof info.pointer + 16];
-	static const char of_load[] = "/target/";
-	bool is_load = strncmp(info.pointer, of_load, sizeof of_load - 1) == 0;
-	snprintf(pointer, sizeof pointer, "/subscribe%s", is_load ? info.pointer + sizeof of_load - 2 : info.pointer);
-	snprintf(info.pointer, sizeof info.pointer, "%.*s", (int)sizeof info.pointer - 1, pointer);
-	err_restore(&info);
+	move_pointer();
 	return e;
 }
 

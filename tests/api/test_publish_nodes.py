@@ -170,7 +170,7 @@ REFUSED = [
 @pytest.mark.parametrize("more, code, pointer", REFUSED)
 def test_refused(pair, more, code, pointer):
     p = pair[1].api.post("/v1/state-dicts", {"name": lib.fresh(), "world_size": 1, "subscribe": {"publication": "p", **more}}).problem(code)
-    assert p["pointer"] == pointer
+    assert p["pointer"] == pointer and p["detail"].startswith(f"{pointer}: ")
 
 
 def test_a_publication_is_followed_and_a_subscribers_own_node_is_no_other_one(pair):
