@@ -100,6 +100,10 @@ void cluster_jobs_looked(struct cluster *c);            /* after each look: asks
 void cluster_jobs_free(struct cluster *c);
 struct cluster_settling;
 
+/* cluster_replicas.c */
+/* Adds what a node tells of one copy to the list (cluster_find_replicas), which keeps the newest saves' few. */
+void cluster_add_replica(json_t *list, const char *node, const json_t *record);
+
 /* cluster_keys.c */
 /* Of a folder of etcd, the first keys beyond --keep-jobs go, in the order of first(). may_go: of a row; NULL: all may. */
 typedef bool (*cluster_may_go_fn)(struct cluster *c, const json_t *row);

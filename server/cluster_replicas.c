@@ -48,23 +48,24 @@ static void end_later(void *user, enum err)
 	end_one(user);
 }
 
-/* Adds what a node tells of one copy; the newest save's first. */
-static void add(struct search *s, const char *node, const json_t *record)
+void cluster_add_replica(json_t *list, const char *node, const json_t *record)
 {
 	const json_t *replica = json_object_get(record, "replica"), *generation = json_object_get(record, "generation");
 	const char *job = jval_text(replica, "job"), *name = jval_text(record, "name");
 	size_t at = 0;
 
 	if (!job_id_ok(str_of(job)) || !json_is_integer(generation) || json_integer_value(generation) < 0 ||
-	    ref_check_state_dict(str_of(name)) || json_array_size(s->list) >= REPLICAS_MAX) {
+	    ref_check_state_dict(str_of(name))) {
 		err_clear();
 		return;
 	}
-	while (at < json_array_size(s->list) && strcmp(jval_text(json_array_get(s->list, at), "job"), job) > 0)
+	while (at < json_array_size(list) && strcmp(jval_text(json_array_get(list, at), "job"), job) > 0)
 		at++;
-	(void)json_array_insert_new(s->list, at, json_pack("{s:s, s:s, s:O, s:s, s:I, s:b}", "node", node, "state_dict", name,
+	(void)json_array_insert_new(list, at, json_pack("{s:s, s:s, s:O, s:s, s:I, s:b}", "node", node, "state_dict", name,
 							   "generation", generation, "job", job, "uid", jval_int(record, "uid"), "part",
 							   json_is_true(json_object_get(replica, "part"))));
+	if (json_array_size(list) > REPLICAS_MAX)
+		(void)json_array_remove(list, REPLICAS_MAX);
 }
 
 static void on_answer(struct cluster_errand *x, enum err e)
@@ -78,7 +79,7 @@ static void on_answer(struct cluster_errand *x, enum err e)
 	if (e || x->status != 200 || jtext_parse((struct str){ (const char *)x->answer.p, x->answer.len }, 0, &doc))
 		err_clear();
 	json_array_foreach(json_object_get(doc, "state_dicts"), i, one)
-		add(s, x->node, one);
+		cluster_add_replica(s->list, x->node, one);
 	inquiry_free(q);
 	end_one(s);
 }

@@ -111,6 +111,25 @@ static void a_part_without_memory_makes_no_transaction(void **)
 	assert_null(none);
 }
 
+/* A node may tell of older copies first, and of more than are asked for. */
+static void of_many_copies_the_newest_are_known(void **)
+{
+	CLEANUP(json_decrefp) json_t *list = json_array();
+	char job[JOB_ID_LEN + 1];
+
+	for (unsigned i = 10; i < 40; i++) {
+		snprintf(job, sizeof job, "01J0000000000000000000%02u00", i);
+		CLEANUP(json_decrefp) json_t *one =
+			json_pack("{s:s, s:i, s:i, s:{s:s}}", "name", "x", "generation", 1, "uid", 0, "replica", "job", job);
+		cluster_add_replica(list, "a", one);
+	}
+	assert_true(json_array_size(list) >= 4 && json_array_size(list) < 30);
+	for (size_t i = 0; i < json_array_size(list); i++) {
+		snprintf(job, sizeof job, "01J0000000000000000000%02u00", (unsigned)(39 - i));
+		assert_string_equal(json_string_value(json_object_get(json_array_get(list, i), "job")), job);
+	}
+}
+
 /* A worker would send it to that address. */
 static void a_node_without_tls_gets_no_key_of_images(void **)
 {
@@ -135,6 +154,7 @@ int main(void)
 		cmocka_unit_test(values_that_are_none_of_dcpds_are_refused),
 		cmocka_unit_test(an_answer_of_something_else_is_no_crash),
 		cmocka_unit_test(numbers_are_strings_and_may_be_missing),
+		cmocka_unit_test(of_many_copies_the_newest_are_known),
 		cmocka_unit_test(a_node_without_tls_gets_no_key_of_images),
 		cmocka_unit_test(a_part_without_memory_makes_no_transaction),
 	};
