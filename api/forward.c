@@ -226,19 +226,12 @@ static void ask_again(void *user)
 	ask_record(s);
 }
 
-static bool has_ended(const json_t *record)
-{
-	const char *state = jval_text(record, "state");
-
-	return strcmp(state, "succeeded") == 0 || strcmp(state, "failed") == 0 || strcmp(state, "cancelled") == 0;
-}
-
 /* Says in a job's record that its node does not answer. A job whose node was forgotten has failed. */
 static FALLIBLE enum err mark_record(json_t *doc, const char *node, enum cluster_presence there)
 {
 	if (json_object_set_new(doc, "node_away", json_true()) != 0)
 		return ERR(NO_MEMORY, "cannot show a job");
-	if (there != CLUSTER_IS_UNKNOWN || has_ended(doc))
+	if (there != CLUSTER_IS_UNKNOWN || job_record_ended(doc))
 		return OK;
 	(void)ERR(CLUSTER_UNAVAILABLE, "node \"%s\" was forgotten before the job ended", node);
 	json_t *error = errdoc_of(ERR_CLUSTER_UNAVAILABLE);
@@ -277,7 +270,7 @@ static void on_record(void *user, enum err e, const json_t *doc)
 			seeking_end(s, e);
 		return;
 	}
-	if (looks && !has_ended(record) && there != CLUSTER_IS_UNKNOWN && seeking_left(s) > 0) {
+	if (looks && !job_record_ended(record) && there != CLUSTER_IS_UNKNOWN && seeking_left(s) > 0) {
 		s->tried[0] = '\0'; /* another node may take it over meanwhile */
 		loop_timer_start(s->r->core->loop, SEEK_MS, ask_again, s, &s->timer);
 		return;

@@ -262,16 +262,6 @@ static void come_home(struct relay *y)
 	stream_go_on(s, relay_follow);
 }
 
-static bool has_ended(const json_t *record)
-{
-	const char *state = jval_text(record, "state");
-
-	for (int i = 0; i < JOB_STATE_COUNT; i++)
-		if (strcmp(state, job_state_names[i]) == 0)
-			return job_state_ended((enum job_state)i);
-	return false;
-}
-
 static void on_record(void *user, enum err e, const json_t *doc)
 {
 	struct relay *y = user;
@@ -296,7 +286,7 @@ static void on_record(void *user, enum err e, const json_t *doc)
 		come_home(y);
 	else if (there == CLUSTER_IS_HERE && is_other)
 		ask_node(y, STREAM_POLL_NOW);
-	else if (record && has_ended(record))
+	else if (record && job_record_ended(record))
 		end_of_record(y, record);
 	else if (there == CLUSTER_IS_HERE && retried)
 		ask_node(y, STREAM_POLL_NOW);

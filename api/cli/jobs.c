@@ -194,6 +194,7 @@ static void print_job(const json_t *job)
 	static const char *const rows[] = { "id", "kind", "state", "stage", "created_at", "started_at", "finished_at",
 					    "milestones.snapshotted", "milestones.durable", "milestones.replicated", "node", NULL };
 	static const char *const takeovers[] = { "TAKEN-OVER=at", "FROM=from", "TO=to", "WHY=why", NULL };
+	static const char *const replicas[] = { "NEIGHBOUR=node", "COPY=state", "STATE-DICT=state_dict", "WHY=why", NULL };
 	static const char *const columns[] = { "RANK=rank", "DONE=bytes_done:bytes", "TOTAL=bytes_total:bytes", NULL };
 	const json_t *ranks = show_at(job, "progress.ranks"), *result = json_object_get(job, "result");
 	char x[32], y[32];
@@ -213,6 +214,8 @@ static void print_job(const json_t *job)
 		show_say("%-12s the node is away: this is what it told last\n", "");
 	if (json_array_size(json_object_get(job, "taken_over")) > 0)
 		show_table(json_object_get(job, "taken_over"), takeovers);
+	if (json_array_size(json_object_get(job, "replicas")) > 0)
+		show_table(json_object_get(job, "replicas"), replicas);
 	if (json_array_size(ranks) > 0)
 		show_table(ranks, columns);
 	if (json_object_size(result) > 0)

@@ -1,6 +1,7 @@
 """Checkpoints in the memory of other nodes: copies that a save asks its neighbours for, and what becomes of them."""
 import contextlib
 import os
+import re
 import shutil
 import signal
 import threading
@@ -80,8 +81,9 @@ def test_dcpctl_saves_with_neighbours(pair):
     assert r.returncode == 0, r
     (job,) = a.api.get("/v1/jobs?filter=kind=save").ok(200)["jobs"]
     replicated = settled(a, job)["milestones"]["replicated"]
-    (line,) = [row for row in a.ctl("job", job["id"]).stdout.splitlines() if "replicated" in row]
-    assert replicated in line, line
+    shown = a.ctl("job", job["id"]).stdout
+    (line,) = [row for row in shown.splitlines() if row.startswith("replicated")]
+    assert replicated in line and re.search(rf"^b +held +replica-{job['id']}\b", shown, re.M), shown
     assert "neighbours" in a.ctl("save", f"shm:{sd}", "main:run/step-2", "--neighbours", "17").stderr
 
 
