@@ -88,7 +88,7 @@ deps: ## install from Debian what building needs, if it is missing
 deps-test: ## the same for the tests, and PyTorch and promtool into a cache folder of yours
 	$(Q)deploy/deps.sh $(TEST_DEBS)
 	$(Q)tests/venv.sh >/dev/null
-	$(Q)tests/venv.sh tests/lib/requirements-s3.txt >/dev/null
+	$(Q)for x in s3 deploy; do tests/venv.sh tests/lib/requirements-$$x.txt >/dev/null || exit 1; done
 	$(Q)tests/promtool.sh >/dev/null
 
 ##@ Build

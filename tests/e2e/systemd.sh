@@ -1,6 +1,6 @@
 #!/bin/bash
 # systemd.sh: the packages of `make deb` in a clean Debian 12 that systemd-nspawn boots: installed by apt, which starts the service; a user
-# saves; the service is killed, hung, upgraded under load, started by its socket, stopped. Needs root. Exit 77: this machine cannot boot one.
+# saves; the service is killed, hung, upgraded under load, started by its socket, stopped. Needs root. Exit 77: it cannot be booted here.
 # The last line says how long it took from the packages to the first save.
 set -eu
 cd "$(dirname "$0")/../.."

@@ -160,52 +160,6 @@ def test_the_seccomp_profile_is_docker_s_with_io_uring(tmp_path):
     assert out.returncode == 1 and "not Docker's" in out.stdout
 
 
-def kubernetes():
-    """Each document of the kit by kind."""
-    return {d["kind"]: d for f in sorted((DEPLOY / "kubernetes").glob("*.yaml")) for d in yaml.safe_load_all(f.read_text())}
-
-
-def test_the_kubernetes_kit_fits_together(tmp_path):
-    kit = kubernetes()
-    assert set(kit) == {"Namespace", "ConfigMap", "Secret", "DaemonSet", "Service", "ServiceMonitor", "PodDisruptionBudget", "Job"}
-    name = kit["Namespace"]["metadata"]["name"]
-    assert all(d["metadata"]["namespace"] == name for k, d in kit.items() if k != "Namespace")
-    pod = kit["DaemonSet"]["spec"]["template"]
-    labels = pod["metadata"]["labels"]
-    for selector in (kit["DaemonSet"]["spec"]["selector"]["matchLabels"], kit["Service"]["spec"]["selector"],
-                     kit["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]):
-        assert selector.items() <= labels.items()
-    assert kit["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items() <= kit["Service"]["metadata"]["labels"].items()
-    assert kit["ServiceMonitor"]["spec"]["endpoints"][0]["authorization"]["credentials"]["key"] in kit["Secret"]["stringData"]
-    for spec in (pod["spec"], kit["Job"]["spec"]["template"]["spec"]):
-        volumes = {v["name"]: v for v in spec["volumes"]}
-        for c in [*spec.get("initContainers", []), *spec["containers"]]:
-            assert all(m["name"] in volumes for m in c["volumeMounts"]), c["name"]
-            assert c["securityContext"]["capabilities"]["drop"] == ["ALL"] and c["securityContext"]["readOnlyRootFilesystem"]
-        assert volumes["shm"]["hostPath"]["path"] == "/dev/shm" and volumes["run"]["hostPath"]["path"] == "/run/dcpd"
-        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
-    dcpd = pod["spec"]["containers"][0]
-    assert dcpd["livenessProbe"]["httpGet"]["path"] == "/livez" and dcpd["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    wait = int(re.search(r"--wait (\d+)s", dcpd["lifecycle"]["preStop"]["exec"]["command"][2]).group(1))
-    conf = kit["ConfigMap"]["data"]["dcpd.conf"]
-    drain = int(re.search(r"drain-timeout = (\d+)s", conf).group(1))
-    assert pod["spec"]["terminationGracePeriodSeconds"] > wait + drain
-    for path in ("/checkpoints", "/var/lib/dcpd", "/run/dcpd"):
-        (tmp_path / path.strip("/")).mkdir(parents=True)
-    (tmp_path / "dcpd.conf").write_text(re.sub(r"(?<![\w.])/(checkpoints|var|run)\b", rf"{tmp_path}/\1", conf)
-                                        .replace("allow-group = dcpd", "allow-group = root"))
-    out = run(BIN / "dcpd", "--config", tmp_path / "dcpd.conf", "--check-config")
-    assert out.returncode == 0, out.stdout
-
-
-@pytest.mark.slow
-def test_kubernetes_schemas_accept_the_kit():
-    venv = run(TOP / "tests/venv.sh", TOP / "tests/lib/requirements-deploy.txt", env=os.environ).stdout.splitlines()[-1]
-    files = [f for f in sorted((DEPLOY / "kubernetes").glob("*.yaml")) if f.name != "servicemonitor.yaml"]  # a kind of an operator's
-    out = run(f"{venv}/bin/kubernetes-validate", "--strict", *files)
-    assert out.returncode == 0 and out.stdout.count(" passed ") == len(files), out.stdout
-
-
 def slurm(tmp_path, script, exits, lines=None):
     """Runs a Slurm script with a dcpctl that exits as `exits` says by run; what it was called with, and the exit status."""
     bin_folder, runs = tmp_path / "bin", tmp_path / "runs"
