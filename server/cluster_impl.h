@@ -104,12 +104,6 @@ struct cluster_settling;
 /* Adds what a node tells of one copy to the list (cluster_find_replicas), which keeps the newest saves' few. */
 void cluster_add_replica(json_t *list, const char *node, const json_t *record);
 
-/* cluster_keys.c */
-/* Of a folder of etcd, the first keys beyond --keep-jobs go, in the order of first(). may_go: of a row; NULL: all may. */
-typedef bool (*cluster_may_go_fn)(struct cluster *c, const json_t *row);
-void cluster_prune(struct cluster *c, const char *folder, json_t *(*first)(const char *prefix, uint32_t limit), cluster_may_go_fn may_go);
-void cluster_keys_prune(struct cluster *c);             /* the oldest claims beyond --keep-jobs go */
-
 /* cluster_take.c */
 void cluster_take_looked(struct cluster *c);            /* after each look: takes over what nodes that are away had */
 void cluster_take_free(struct cluster *c);

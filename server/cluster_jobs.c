@@ -623,10 +623,12 @@ void cluster_records(struct cluster *c, const char *before, uint32_t limit, clus
 
 /* ---- pruning ---- */
 
+typedef bool (*may_go_fn)(struct cluster *c, const json_t *row);
+
 struct pruning {
 	struct cluster *cluster;
 	const char *folder;
-	cluster_may_go_fn may_go;
+	may_go_fn may_go;
 };
 
 static void on_pruned(void *, enum err, const json_t *)
@@ -668,7 +670,8 @@ static void on_first(void *user, enum err e, const json_t *answer)
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), deletes, json_array()), on_pruned, NULL);
 }
 
-void cluster_prune(struct cluster *c, const char *folder, json_t *(*first)(const char *prefix, uint32_t limit), cluster_may_go_fn may_go)
+/* Of a folder of etcd, the first keys beyond --keep-jobs go, in the order of first(). may_go: of a row; NULL: all may. */
+static void prune_folder(struct cluster *c, const char *folder, json_t *(*first)(const char *prefix, uint32_t limit), may_go_fn may_go)
 {
 	struct pruning *p = mem_sure(sizeof *p);
 	char prefix[CLUSTER_KEY_MAX];
@@ -702,8 +705,8 @@ static void prune(struct cluster *c)
 	if (!first || strcmp(first, c->name) != 0 || clock_mono_ms() < c->prune_ms)
 		return;
 	c->prune_ms = clock_mono_ms() + PRUNE_MS;
-	cluster_keys_prune(c);
-	cluster_prune(c, "jobs/", etcd_range, job_may_go);
+	prune_folder(c, "keys/", etcd_oldest, NULL); /* cluster_keys.c */
+	prune_folder(c, "jobs/", etcd_range, job_may_go);
 }
 
 /* ---- ---- */

@@ -162,8 +162,3 @@ void cluster_claim_drop(struct cluster *c, const struct cluster_claim *claim)
 	json_t *same = etcd_changed_at(key, claim->revision);
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_pack("[o]", same), json_pack("[o]", etcd_delete(key)), json_array()), on_done, NULL);
 }
-
-void cluster_keys_prune(struct cluster *c)
-{
-	cluster_prune(c, "keys/", etcd_oldest, NULL);
-}

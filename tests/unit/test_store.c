@@ -239,11 +239,10 @@ static void race(const char *name, int turn, const char *replaces, char won[8])
 	assert_int_equal(wins, 1);
 }
 
-static void test_of_many_one_wins(void **state)
+static void test_of_many_one_wins(void **)
 {
 	char id[IDENTITY_MAX], won[8], name[16];
 
-	(void)state;
 	for (int turn = 0; turn < turns(); turn += 2) {
 		struct store_swept swept;
 		snprintf(name, sizeof name, "x%d", turn);
@@ -467,13 +466,12 @@ static void *want_entry(void *user)
 }
 
 /* Some want it back, some empty the trash: one has it, and the checkpoint is whole or gone. */
-static void test_of_many_one_has_the_entry(void **state)
+static void test_of_many_one_has_the_entry(void **)
 {
 	struct wanting w[WRITERS];
 	pthread_t threads[WRITERS];
 	pthread_barrier_t begin;
 
-	(void)state;
 	if (!store->ops->trash_list)
 		skip();
 	for (int turn = 0; turn < turns() / 2; turn++) {

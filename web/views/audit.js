@@ -77,8 +77,9 @@ export function mount(root, route, page) {
 			h("label", { for: "audit-text" }, "Text"), h("input", { id: "audit-text", type: "search",
 				placeholder: "name, token, policy, job", spellcheck: "false",
 				input: changed("text") }),
-			h("span", { class: "pair" }, h("label", { for: "audit-action" }, "Action"), h("select", { id: "audit-action", change: changed("action") },
-				h("option", { value: "" }, "all"), ACTIONS.map((a) => h("option", {}, a))))),
+			h("span", { class: "pair" }, h("label", { for: "audit-action" }, "Action"),
+				h("select", { id: "audit-action", change: changed("action") },
+					h("option", { value: "" }, "all"), ACTIONS.map((a) => h("option", {}, a))))),
 		table("audit", "Audit table", ["When", "Who", "Action", "What", "Job", "Asked"]),
 		h("p", { class: "pager" }, h("span", { id: "audit-count", class: "small" }), button("Older ones", "audit-older",
 			() => more(false), { id: "audit-more" }))]);
