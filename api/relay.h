@@ -1,5 +1,5 @@
-/* relay.h: the events of jobs that other nodes of the cluster have, as a stream of this node's. It follows a job that is taken over to its
- * new owner. */
+/* relay.h: the events of jobs that other nodes of the cluster have, as a stream of this node's. A stream follows a job that is taken over
+ * to its new owner. */
 #pragma once
 #include "api/stream.h"
 

@@ -1,5 +1,5 @@
-/* state_dict_replica.c: see state_dict.h, "Replicas". What one of them is a copy of stands in its role, a column of its row, so that a
- * restart finds it again. Newer means a save with a later id: a training that goes back to an older step saves that one anew. */
+/* state_dict_replica.c: see state_dict.h, "Replicas". The role of a replica, a column of its row, names the checkpoint that it copies,
+ * so that a restart finds it again. Newer means a save with a later id: a training that goes back to an older step saves that one anew. */
 #include "base/jval.h"
 #include "base/mem.h"
 #include "server/config.h"

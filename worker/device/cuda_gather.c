@@ -2,7 +2,7 @@
  * small tensors would take as long as some hundred megabytes.
  *
  * The kernel writes page-locked host memory, or reads it, over the bus itself: no room on the GPU is taken for the bytes, and none of them
- * is copied twice. It is PTX, which the driver compiles; where it will not, copies go one by one, as before. */
+ * is copied twice. The kernel is PTX, which the driver compiles; where it will not, copies go one by one. */
 #include <string.h>
 
 #include "base/mem.h"

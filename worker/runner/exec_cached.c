@@ -1,6 +1,6 @@
 /* exec_cached.c: a scan whose bytes are in memory already: in the page cache, or in a segment that has what the checkpoint has.
  *
- * What goes to one place, or nowhere (verify), is taken from a mapping of the file and hashed on its way: one pass over memory.
+ * Bytes that go to one place, or nowhere (verify), are taken from a mapping of the file and hashed on their way: one pass over memory.
  * Where nothing can be mapped, cached pages are read and hashed piece by piece, while a piece is in the CPU's cache. */
 #include "base/num.h"
 #include "io/copy.h"

@@ -15,8 +15,8 @@
  * conditional write of the commit is in the rename's place, and a mark that is set dead is S renamed away. A removal has no S: it looks for
  * the fence under the lock of the folder, and who takes it over makes the fence under the same lock.
  *
- * A fence has no end in time: its owner may have been stopped for longer than any. It is an empty page, one per take-over, and goes with
- * its folder.
+ * A fence has no end in time: its owner may have been stopped for longer than any. Its bytes are for people; only that it is there counts.
+ * A take-over leaves one for each owner before it, and they go with their folder.
  *
  * The name of a staging of a turn behind 0 ends with the mark of the daemon that made it: each daemon removes its own. */
 #pragma once
