@@ -12,6 +12,7 @@
 #include "server/cluster.h"
 #include "server/job.h"
 #include "server/parts.h"
+#include "server/spread.h"
 
 FALLIBLE enum err h_jobs_list(struct req *r)
 {
@@ -75,6 +76,7 @@ FALLIBLE enum err h_jobs_create(struct req *r)
 	TRY(spec_read(r->body, &spec));
 	if (spec.replica.job.p && !r->caller.is_node)
 		return ERR(FORBIDDEN, "replica is what nodes of a cluster ask of each other: a save's option neighbours does it");
+	TRY(spread_check(r->core, &spec));
 	if (!dry_run)
 		TRY(claim_is_known(r, spec.kind, &is_known));
 	if (!is_known)

@@ -69,6 +69,7 @@ FALLIBLE enum err h_nodes_list(struct req *r);
 FALLIBLE enum err h_node_drain(struct req *r);
 FALLIBLE enum err h_node_undrain(struct req *r);
 FALLIBLE enum err h_node_forget(struct req *r);
+FALLIBLE enum err h_spread_meet(struct req *r);
 FALLIBLE enum err h_events(struct req *r);
 FALLIBLE enum err h_audit(struct req *r);
 

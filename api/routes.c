@@ -115,6 +115,7 @@ static const struct route routes[] = {
 	  Q("wait", NULL), .scope = SCOPE_ADMIN, .audit = "node.undrain" },
 	{ "POST", "/v1/nodes/{node}:forget", h_node_forget, ROUTE_BODY_MAY, false, false,
 	  Q(NULL), .scope = SCOPE_ADMIN, .audit = "node.forget" },
+	{ "POST", "/v1/spreads/{id}:meet", h_spread_meet, ROUTE_BODY, false, false, Q(NULL), .scope = SCOPE_READ },
 	{ "GET", "/v1/audit", h_audit, ROUTE_NO_BODY, false, false,
 	  Q("page_size", "page_token", NULL), .scope = SCOPE_ADMIN, .list = "audit" },
 	{ "GET", "/v1/events", h_events, ROUTE_NO_BODY, false, false, Q(NULL) },

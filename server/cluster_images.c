@@ -1,5 +1,6 @@
 /* cluster_images.c: state dicts of other nodes as sources of this node's jobs. A worker reads them over HTTP (worker/store/node_store.h),
  * with a key that is made of the cluster's secret and opens images alone: the secret itself stays in the coordinators. */
+#include <assert.h>
 #include <sodium.h>
 #include <stdio.h>
 
@@ -14,15 +15,36 @@
 
 enum { KEY_BYTES = 32, KEY_TEXT = 2 * KEY_BYTES + 1, ASK_MS = 15000, PATH_BYTES = 1024 };
 
-static void make_key(const struct cluster *c, char out[KEY_TEXT])
+/* A key that tells nothing of the secret. what: n bytes. */
+static void derive(const struct cluster *c, const char *what, size_t n, char out[KEY_TEXT])
 {
-	static const char what[] = "dcpd: images of sealed generations";
 	unsigned char key[KEY_BYTES];
 
-	crypto_generichash(key, sizeof key, (const unsigned char *)what, sizeof what, (const unsigned char *)c->secret,
+	crypto_generichash(key, sizeof key, (const unsigned char *)what, n, (const unsigned char *)c->secret,
 			   num_min(strlen(c->secret), crypto_generichash_KEYBYTES_MAX));
 	sodium_bin2hex(out, KEY_TEXT, key, sizeof key);
 	sodium_memzero(key, sizeof key);
+}
+
+static void make_key(const struct cluster *c, char out[KEY_TEXT])
+{
+	static const char what[] = "dcpd: images of sealed generations";
+
+	derive(c, what, sizeof what, out);
+}
+
+FALLIBLE enum err cluster_make_secret(const struct cluster *c, const char *id, char out[CLUSTER_GROUP_SECRET_TEXT])
+{
+	static const char what[] = "dcpd: a load by several nodes: ";
+	CLEANUP(buf_free) struct buf text = BUF_INIT(1024);
+
+	static_assert((int)KEY_TEXT == (int)CLUSTER_GROUP_SECRET_TEXT);
+	if (!c || !c->secret[0])
+		return ERR(CLUSTER_UNAVAILABLE, "%s", c ? c->problem : "this daemon is in no cluster");
+	buf_printf(&text, "%s%s", what, id);
+	TRY(buf_status(&text));
+	derive(c, (const char *)text.p, text.len, out);
+	return OK;
 }
 
 bool cluster_is_reader(const struct cluster *c, const char *authorization)

@@ -428,6 +428,8 @@ static void take_rendezvous(struct gang *g, struct worker *w, const json_t *body
 		worker_kill(w, ERR(PROTOCOL, "worker %s meets without a run", w->id));
 		return;
 	}
+	if (w->index == 0 && g->ops->meet && g->ops->meet(g->user, body))
+		return;
 	enum err e = gang_rendezvous_take(&g->meet, w->index, g->count, body, &all);
 	if (e) {
 		worker_kill(w, e);
@@ -609,6 +611,12 @@ void gang_sealed(struct gang *g)
 	g->sealed = true;
 	if (g->state == GANG_BUSY && !g->members[0].answered)
 		worker_send(g->members[0].worker, FRAME_SEALED, g->generation, NULL, NULL, 0);
+}
+
+void gang_met(struct gang *g, const json_t *body)
+{
+	if (g->state == GANG_BUSY && !g->members[0].answered)
+		worker_send(g->members[0].worker, FRAME_RENDEZVOUS_ALL, g->generation, body, NULL, 0);
 }
 
 void gang_commit_ok(struct gang *g)

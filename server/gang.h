@@ -34,6 +34,8 @@ struct gang_ops {
 	void (*moved)(void *user, const json_t *body);    /* FRAME_IO; the storages have counted it */
 	void (*want_segments)(void *user, const json_t *body);
 	void (*want_commit)(void *user);
+	/* The leader's RENDEZVOUS. True: its group is of several daemons, and gang_met() follows. May be NULL. */
+	bool (*meet)(void *user, const json_t *body);
 	/* Once, and last. OK: body is the leader's DONE; else the problem that a worker sent, NULL if none did. ERR_CANCELLED: cancelled
 	 * as asked. ERR_WORKER_LOST etc.: the gang is gone and no process of it runs any more. */
 	void (*ended)(void *user, enum err e, const json_t *body);
@@ -57,6 +59,7 @@ void gang_send_segments(struct gang *g, const json_t *body, const int *fds, uint
 /* The source that the run began to read while it was being filled is sealed. */
 void gang_sealed(struct gang *g);
 void gang_commit_ok(struct gang *g);
+void gang_met(struct gang *g, const json_t *body);      /* RENDEZVOUS_ALL, for the leader */
 /* The run ends soon with ERR_CANCELLED, or as it would have: workers that do not answer in 10 s are killed. */
 void gang_cancel(struct gang *g);
 /* The run ends soon with the latest error, and the gang goes on: for what is no worker's fault. */

@@ -92,6 +92,14 @@ static FALLIBLE enum err add_owner(const struct job *j, json_t *doc)
 	return json_object_set_new(doc, "owner", owner) == 0 ? OK : ERR(NO_MEMORY, "cannot describe a job");
 }
 
+static FALLIBLE enum err add_spread(struct job *j, json_t *body)
+{
+	json_t *doc = NULL;
+
+	TRY(j->server->hooks->spread_start(j, &doc));
+	return !doc || json_object_set_new(body, "spread", doc) == 0 ? OK : ERR(NO_MEMORY, "cannot describe a job");
+}
+
 enum err job_body(struct job *j, uint64_t group_id, json_t **body_out, int **fds_out, uint32_t *fd_count_out)
 {
 	const struct state_dict_use *const uses[] = { j->source_use, j->other_use, j->target_use };
@@ -126,6 +134,8 @@ enum err job_body(struct job *j, uint64_t group_id, json_t **body_out, int **fds
 		e = add_copies(j, body);
 	if (!e && j->shared)
 		e = add_owner(j, body);
+	if (!e)
+		e = add_spread(j, body);
 	if (e) {
 		json_decref(body);
 		mem_free(fds);

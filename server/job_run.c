@@ -531,7 +531,17 @@ static void on_ended(void *user, enum err e, const json_t *body)
 	}
 }
 
-static const struct gang_ops gang_calls = { .state = on_state, .progress = on_progress, .moved = on_moved,
+static bool on_meet(void *user, const json_t *body)
+{
+	struct job *j = user;
+
+	if (j->kind != JOB_LOAD || !j->spec.spread_nodes.n)
+		return false;
+	j->server->hooks->spread_meet(j, body);
+	return true;
+}
+
+static const struct gang_ops gang_calls = { .state = on_state, .meet = on_meet, .progress = on_progress, .moved = on_moved,
 					    .want_segments = on_want_segments, .want_commit = on_want_commit, .ended = on_ended };
 
 FALLIBLE enum err job_start_attempt(struct job *j)
@@ -540,8 +550,8 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 	json_t *body = NULL;
 	int *fds = NULL;
 	struct gang_run run = { .job = j->id, .generation = j->server->boot << 32 | (++all->attempts & 0xffffffff),
-				.network = job_state_dict_op_network(j), .device = job_state_dict_op_device(j), .ops = &gang_calls,
-								     .user = j };
+				.network = job_state_dict_op_network(j) || j->spec.spread_nodes.n,
+				.device = job_state_dict_op_device(j), .ops = &gang_calls, .user = j };
 
 	TRY(job_body(j, run.generation, &body, &fds, &run.fd_count));
 	run.body = body;

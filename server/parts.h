@@ -34,6 +34,9 @@ struct server_hooks {
 	bool (*is_away)(const struct server *s, const char *node);
 	/* neighbours.c: the job's generation is sealed, and its row in the journal. */
 	void (*snapshotted)(struct job *j);
+	/* spread.c: loads by several nodes. */
+	enum err (*spread_start)(struct job *j, json_t **doc_out);
+	void (*spread_meet)(struct job *j, const json_t *body);
 	/* Is the job still this node's? fn(user, OK, or ERR_JOB_MOVED). For shared jobs only. */
 	void (*confirm)(struct job *j, void (*fn)(void *user, enum err e), void *user);
 	/* The journal's jobs are here; shared ones are held until they are resumed or given up. */
@@ -67,6 +70,7 @@ struct server {
 	struct courier *courier;
 	struct cluster *cluster;      /* NULL: a daemon by itself */
 	struct neighbours *neighbours;
+	struct spreads *spreads;
 	struct tracer *tracer;        /* NULL: no spans are sent */
 	int64_t started_ms;           /* wall clock */
 	uint64_t boot;                /* starts of this state dir, from the journal; 1 at the first */

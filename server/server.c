@@ -37,6 +37,7 @@
 #include "server/runs.h"
 #include "server/state_dict.h"
 #include "server/storage.h"
+#include "server/spread.h"
 #include "server/sweep.h"
 #include "server/tier.h"
 #include "server/tracer.h"
@@ -143,7 +144,8 @@ static const struct server_hooks hooks = { .job_ended = on_job_ended, .happens =
 					    .job_noted = cluster_note_job, .confirm = cluster_confirm, .jobs_loaded = cluster_jobs_loaded,
 					    .node_storage = cluster_storage, .ask_image = cluster_ask_image,
 					    .find_replicas = cluster_find_replicas, .is_away = cluster_is_away,
-					    .snapshotted = neighbours_snapshotted };
+					    .snapshotted = neighbours_snapshotted,
+					    .spread_start = spread_start, .spread_meet = spread_meet };
 
 /* With space again, slots that could not be freed become free, and jobs begin. */
 static void on_journal_full(void *user)
@@ -193,6 +195,7 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(webhooks_new(s));
 	TRY(chains_new(s));
 	TRY(tracer_new(s, &s->tracer));
+	TRY(spreads_new(s, &s->spreads));
 	TRY(cluster_new(s, &s->cluster));
 	TRY(jobs_recover(s));
 	TRY(neighbours_new(s, &s->neighbours));
@@ -263,6 +266,8 @@ void server_free(struct server *s)
 	webhooks_free(s);
 	cluster_free(s->cluster);
 	neighbours_free(s->neighbours);
+	spreads_free(s->spreads);
+	s->spreads = NULL;
 	s->neighbours = NULL;
 	s->cluster = NULL;
 	device_copies_free(s->device_copies);

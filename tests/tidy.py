@@ -107,7 +107,7 @@ ORDER = {
         webhook_queue webhook
         tracer
         chain_set chain
-        flusher neighbours
+        flusher neighbours spread
         sweep
         policy_records policy policy_run
         storage_care trash_care state_dict_orphan state_dict_update state_dict_remote

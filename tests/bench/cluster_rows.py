@@ -157,7 +157,63 @@ def publishes(b, a, other, stream):
     b.row("cluster.publish_delta", "GB/s", ">=1.50", "the whole version", runs["delta"], runs["full"], f"{told}, of which 1/16 has changed")
 
 
-def rows(b):
+def forget(folder):
+    """What lies there is read from the disk again."""
+    os.sync()
+    for f in folder.rglob("*"):
+        if f.is_file():
+            with open(f, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def spread_load(nodes, name, number):
+    """Seconds until all nodes have it; bytes that they read of the storage."""
+    begun, names = time.perf_counter(), [n.name for n in nodes]
+    more = {"spread": {"nodes": names, "id": f"bench-{number}"}} if len(nodes) > 1 else {}
+    target = {"state_dict": f"to-{number}", "world_size": 1}
+    jobs = [n.api.submit("load", source={"storage": "main", "name": name}, target=target, **more) for n in nodes]
+    done = [n.api.wait(j, 120) for n, j in zip(nodes, jobs)]
+    took = time.perf_counter() - begun
+    assert all(j["state"] == "succeeded" and not j["result"].get("warnings") for j in done), done
+    for n in nodes:
+        n.drop(target["state_dict"])
+    return took, sum(j["result"].get("spread", {}).get("bytes_from_storage", j["result"]["read_bytes"]) for j in done)
+
+
+def spread_rows(b):
+    if not b.wants("cluster.spread") or not etcd.PROGRAM:
+        return
+    with tempfile.TemporaryDirectory(dir=b.disk) as at:
+        home, nodes = pathlib.Path(at), []
+        server = etcd.Etcd(home)
+        try:
+            for name in ("a", "b", "c"):
+                (home / name).mkdir()
+                nodes.append(etcd.Node(home / name, server, name, {"main": home / "main"}))
+            for n in nodes:
+                n.sees(a="joined", b="joined", c="joined")
+            part = SIZE // RANKS
+            nodes[0].put("bench", [lib.image({f"w{r}": ("U8", [part], os.urandom(MIB) * (part // MIB))}) for r in range(RANKS)])
+            nodes[0].api.run("save", source={"state_dict": "bench"}, target={"storage": "main", "name": "one"})
+            nodes[0].drop("bench")
+            ours, peer, read = [], [], []
+            for i in range(RUNS + 1):
+                forget(home / "main")
+                peer.append(spread_load(nodes[:1], "one", 2 * i)[0])
+                forget(home / "main")
+                took, count = spread_load(nodes, "one", 2 * i + 1)
+                ours.append(took)
+                read.append(count)
+            command = f"load of {SIZE // MIB} MiB from the disk by 3 daemons on this machine"
+            b.row("cluster.spread", "s", "<=1.20", "the same by one of them", ours[1:], peer[1:], command, first=ours[0])
+            b.row("cluster.spread_bytes", "bytes", "<=1.01", "the checkpoint's tensors", read[1:], [SIZE] * RUNS, command)
+        finally:
+            for d in nodes:
+                d.discard()
+            server.stop()
+
+
+def neighbour_rows(b):
     if not etcd.PROGRAM or not any(b.wants(f"cluster.{r}") for r in ("restore", "replicate", "publish")):
         return
     with world(b) as (a, other, stream):
@@ -165,3 +221,8 @@ def rows(b):
             restores(b, a, other, stream)
         if b.wants("cluster.publish"):
             publishes(b, a, other, stream)
+
+
+def rows(b):
+    neighbour_rows(b)
+    spread_rows(b)

@@ -13,6 +13,7 @@
 #include "runner/memory.h"
 #include "runner/plan_doc.h"
 #include "runner/segments.h"
+#include "runner/spread.h"
 #include "runner/target.h"
 
 struct load {
@@ -34,6 +35,7 @@ struct load {
 	struct sdict *rest;            /* with `delta`: of the target, what is loaded */
 	struct load_match match;
 	struct load_plan plan;
+	struct spread *spread;         /* what other hosts read of the source, too; NULL: this one reads alone */
 	struct problems problems;
 	bool exact;                    /* as it is in another node's memory */
 	bool optimizer;                /* of optimizer state, as a model's ranks need it */
@@ -163,14 +165,41 @@ static FALLIBLE enum err build(struct load *l)
 	return build_fill(&l->build, filled(l), l->segment_files, l->view.sd, first, &l->plan);
 }
 
+/* Meets the other hosts that load the same. Conversion rules read sources in no order that could be told beforehand. */
+static FALLIBLE enum err meet_hosts(struct load *l)
+{
+	CLEANUP(mem_free_ptr) uint32_t *keys = mem_zalloc(l->build.files.n + 1, sizeof *keys);
+
+	NEED(keys, "no memory for %ju files", (uintmax_t)l->build.files.n);
+	if (!l->source.checkpoint || l->rules.c.count || l->delta.behind)
+		return OK;
+	for (uint32_t i = 0; i < l->source.checkpoint->sd->file_count; i++)
+		keys[l->source_map[i]] = i + 1;
+	return spread_join(l->job, &l->build, keys, &l->spread);
+}
+
+static FALLIBLE enum err run_built(struct load *l, const json_t *plan, struct run *run)
+{
+	enum err e = run_share(&l->build, run);
+
+	run_build_free(&l->build);
+	TRY(e);
+	TRY(spread_begin(l->spread, run));
+	TRY(job_state(l->job, "running", "copy", plan, run_bytes_total(run)));
+	return spread_end(l->spread, run, gang_run(l->job, run));
+}
+
 static FALLIBLE enum err execute(struct load *l)
 {
 	CLEANUP(run_detach) struct run run = { .fd = -1 };
 	json_t *r = l->job->result, *plan = json_copy(r);
 
 	enum err e = plan ? plan_doc(l, plan) : ERR(NO_MEMORY, "no memory for the plan");
-	e = e ?: gang_run_built(l->job, &l->build, "copy", plan, &run);
+	e = e ?: meet_hosts(l);
+	e = e ?: run_built(l, plan, &run);
 	json_decref(plan);
+	spread_free(l->spread); /* its threads use the run */
+	l->spread = NULL;
 	TRY(e);
 	if (l->rest)
 		TRY(load_delta_end(l->job, &l->delta));

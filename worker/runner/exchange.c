@@ -358,7 +358,7 @@ uint32_t exchange_members(const struct job *j, uint32_t world_size)
 	return j->backend == COMM_NCCL ? (uint32_t)num_max(num_min(n, device_cuda_count()), 1) : n; /* NCCL wants a GPU for each */
 }
 
-static FALLIBLE enum err read_secret(const json_t *group, unsigned char out[COMM_SECRET_BYTES])
+enum err exchange_secret(const json_t *group, unsigned char out[COMM_SECRET_BYTES])
 {
 	const char *hex = json_string_value(json_object_get(group, "secret"));
 
@@ -369,14 +369,8 @@ static FALLIBLE enum err read_secret(const json_t *group, unsigned char out[COMM
 	return OK;
 }
 
-struct rendezvous {
-	struct job *job;
-	uint32_t size, round, deadline_ms;
-};
-
-static enum err meet(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out)
+enum err exchange_meet(struct exchange_meeting *m, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out)
 {
-	struct rendezvous *m = user;
 	CLEANUP(buf_free) struct buf b = BUF_INIT(4096);
 	CLEANUP(json_decrefp) json_t *all = NULL;
 
@@ -398,9 +392,14 @@ static enum err meet(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES]
 	return e;
 }
 
+static enum err meet(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out)
+{
+	return exchange_meet(user, mine, all_out);
+}
+
 static enum err tick(void *user)
 {
-	return job_tick(((struct rendezvous *)user)->job);
+	return job_tick(((struct exchange_meeting *)user)->job);
 }
 
 enum err exchange_part(struct job *j, const json_t *group, const struct exec_spec *spec)
@@ -408,7 +407,7 @@ enum err exchange_part(struct job *j, const json_t *group, const struct exec_spe
 	json_int_t members = json_integer_value(json_object_get(group, "members"));
 	json_int_t deadline = json_integer_value(json_object_get(group, "deadline_ms"));
 	const char *backend = json_string_value(json_object_get(group, "backend"));
-	struct rendezvous m = { .job = j, .size = (uint32_t)members, .deadline_ms = deadline > 0 ? (uint32_t)deadline : 30000 };
+	struct exchange_meeting m = { .job = j, .size = (uint32_t)members, .deadline_ms = deadline > 0 ? (uint32_t)deadline : 30000 };
 	struct comm_spec comm = { .rank = spec->index, .size = (uint32_t)members, .generation = j->generation, .arena_fd = -1,
 				  .group_id = (uint64_t)json_integer_value(json_object_get(group, "group_id")),
 				  .deadline_ms = m.deadline_ms, .listen = j->worker->listen[0] ? j->worker->listen : NULL,
@@ -420,7 +419,7 @@ enum err exchange_part(struct job *j, const json_t *group, const struct exec_spe
 	if (spec->index >= (uint32_t)members)
 		return OK;
 	comm.inside = comm.between = strcmp(backend, "nccl") == 0 ? COMM_NCCL : COMM_TCP;
-	TRY(read_secret(group, comm.secret));
+	TRY(exchange_secret(group, comm.secret));
 	if (comm.inside == COMM_NCCL)
 		TRY(gpu_open(j->worker));
 	comm.device = j->worker->gpu;

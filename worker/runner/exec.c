@@ -284,7 +284,8 @@ static FALLIBLE enum err take_task(struct exec *x, uint64_t *task_out, bool *tak
 		return OK;
 	if (x->gated)
 		return gate_take(&x->gate, x->spec->index, x->spec->count, task_out, taken_out);
-	*taken_out = run_take_task(x->run, x->spec->index, x->spec->count, task_out);
+	bool in_order = x->run->spread_windows_n > 0; /* windows come in the order of the tasks (spread.h) */
+	*taken_out = run_take_task(x->run, in_order ? 0 : x->spec->index, x->spec->count, task_out);
 	return OK;
 }
 

@@ -16,6 +16,7 @@
 #include "os/fs.h"
 #include "runner/content_sums.h"
 #include "runner/exec_impl.h"
+#include "runner/spread.h"
 #include "runner/sums.h"
 #include "store/checked.h"
 #include "tensor/linear.h"
@@ -670,6 +671,7 @@ static FALLIBLE enum err count_scans(struct slot *s)
 			atomic_fetch_add(&run->ranks[run->tasks[s->task].rank_index].bytes_done, scan->end - scan->begin);
 		if (src->sparse && stands_for_all(scan))
 			atomic_fetch_add(&src->unverified, src->length);
+		spread_taken(run, s->scans.v[i].scan);
 		if (atomic_fetch_sub(&src->scans_left, 1) == 1 && !s->scans.v[i].skip)
 			TRY(end_source(s, scan->src));
 	}

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include "base/mem.h"
+#include "runner/spread.h"
 #include "store/posix.h"
 
 enum err files_open(struct run *run, const struct stores *stores, const int *fds, uint32_t fd_count, struct files *out)
@@ -15,9 +16,10 @@ enum err files_open(struct run *run, const struct stores *stores, const int *fds
 	f.direct = mem_zalloc(run->files_n, sizeof *f.direct);
 	f.refuses_direct = mem_zalloc(run->files_n, sizeof *f.refuses_direct);
 	f.pins = mem_zalloc(run->files_n, sizeof *f.pins);
+	f.under = mem_zalloc(run->files_n, sizeof *f.under);
 	f.maps = mem_zalloc(run->files_n, sizeof *f.maps);
 	*out = f;
-	if (!f.dirs || !f.opened || !f.direct || !f.refuses_direct || !f.pins || !f.maps) {
+	if (!f.dirs || !f.opened || !f.direct || !f.refuses_direct || !f.pins || !f.under || !f.maps) {
 		files_close(out);
 		return ERR(NO_MEMORY, "no memory for %ju files", (uintmax_t)run->files_n);
 	}
@@ -45,6 +47,7 @@ void files_close(struct files *f)
 	mem_free(f->direct);
 	mem_free(f->refuses_direct);
 	mem_free(f->pins);
+	mem_free(f->under);
 	mem_free(f->maps);
 	*f = (struct files){ 0 };
 }
@@ -111,6 +114,8 @@ static FALLIBLE enum err open_file(struct files *f, uint32_t file)
 
 	unsigned flags = (rf->kind == RUN_FILE_TARGET ? STORE_WRITE : STORE_READ) | (rf->direct ? STORE_DIRECT : 0);
 	TRY(open_as(f, file, flags, &f->opened[file]));
+	if (rf->spread && !f->as_stored)
+		spread_wrap(f, file, &f->opened[file]);
 	/* without descriptors this process may know nothing of the part yet */
 	const struct store_ops *ops = f->opened[file].store->ops;
 	if (rf->kind != RUN_FILE_TARGET || rf->late || ops->fd_of)

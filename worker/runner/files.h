@@ -16,6 +16,9 @@ struct files {
 	uint32_t *pins;
 	struct store_at *direct;       /* the same files once more, past the page cache */
 	bool *refuses_direct;
+	struct store_at *under;        /* of files that are served from windows (spread.h): the files themselves */
+	struct store spread;           /* … and the store that serves them */
+	bool as_stored;                /* none is */
 	struct seg_map *maps;
 	struct seg_leavings *leavings; /* NULL: unmapped by files_close */
 	uint32_t open_count, clock;

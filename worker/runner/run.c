@@ -8,6 +8,8 @@
 #include "base/mem.h"
 #include "base/num.h"
 
+enum { PAGE = 4096 };
+
 #define RUN_MAGIC 0x316e757264706364ull /* "dcpdrun1" */
 
 void run_build_free(struct run_build *b)
@@ -110,9 +112,11 @@ enum err run_share(const struct run_build *b, struct run *out)
 	i++;
 	RUN_TABLES(X)
 #undef X
-	TRY(make_run(at, out));
+	uint64_t room_at = (at + PAGE - 1) & ~(uint64_t)(PAGE - 1), bytes = b->room ? room_at + b->room : at;
+	TRY(make_run(bytes, out));
 	out->head->magic = RUN_MAGIC;
-	out->head->total_bytes = at;
+	out->head->total_bytes = bytes;
+	out->head->room_at = room_at;
 	out->head->opts = b->opts;
 	i = 0;
 #define X(type, name) out->head->name = tables[i++];

@@ -41,6 +41,7 @@ struct run_file {
 	bool in_memory;                /* target on tmpfs: written at once, there is no disk to wait for */
 	bool late;                     /* target: the leader ends it, not who writes its last block */
 	bool writable;                 /* segments: map for writing */
+	bool spread;                   /* a source some of whose bytes come from other hosts (spread.h) */
 	bool spare;                    /* source: stands for another one, in a node's memory (memory.h); the run does without it */
 	_Atomic uint32_t gone;         /* … if it does not answer any more */
 	bool filling;                  /* a segment that its rank still fills: see gate.h */
@@ -252,6 +253,22 @@ struct run_gate {
 	uint64_t begin, end;
 };
 
+/* Bytes of a source's file that come from another host, or go there (spread.h). Sorted by file and number. */
+struct run_spread_unit {
+	uint64_t lo, hi;               /* in the file */
+	uint64_t number;
+	uint64_t at;                   /* in its window */
+	uint32_t file, window;
+	bool own;                      /* this host reads it */
+};
+
+/* Units that are in memory together. */
+struct run_spread_window {
+	uint32_t state;                /* enum spread_state, under the lock of struct spread_shared */
+	uint32_t left;                 /* scans that need it still */
+	uint32_t readers;              /* copies out of it that go on */
+};
+
 /* A work item of one worker: a run of blocks or of scans. A run that writes files has scans too: they check, once, the bytes that it
  * reads. */
 struct run_task {
@@ -310,6 +327,8 @@ enum run_mode {
 	X(struct run_rank, ranks)           \
 	X(struct run_move, moves)           \
 	X(struct run_damage, damages)       \
+	X(struct run_spread_unit, spread_units)     \
+	X(struct run_spread_window, spread_windows) \
 	X(struct stats_diff, diffs)         \
 	X(struct run_stats, stats)          \
 	X(struct stats_sums, sums)          \
@@ -344,6 +363,7 @@ struct run_options {
 
 struct run_head {
 	uint64_t magic, total_bytes;
+	uint64_t room_at;              /* memory behind the tables, on a page: all workers have it */
 	struct run_options opts;
 #define X(type, name) struct run_table name;
 	RUN_TABLES(X)
@@ -368,6 +388,7 @@ struct run_build {
 	RUN_TABLES(X)
 #undef X
 	struct vec(struct run_record_part) record_parts;       /* workers need none */
+	uint64_t room;                 /* bytes behind the tables, zeros */
 };
 
 /* The tables as every worker sees them. */
@@ -395,6 +416,10 @@ FALLIBLE enum err run_attach(int fd, struct run *out);
 void run_detach(struct run *r);
 
 struct str run_str(const struct run *r, uint64_t at, uint64_t len);
+static inline void *run_room(const struct run *r)
+{
+	return (unsigned char *)r->head + r->head->room_at;
+}
 static inline struct str run_src_fqn(const struct run *r, const struct run_src *s)
 {
 	return run_str(r, s->fqn_at, s->fqn_len);

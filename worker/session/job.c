@@ -286,10 +286,13 @@ enum err job_rendezvous(struct job *j, struct str mine, uint32_t deadline_ms, js
 		if (!j->met && clock_mono_ms() > until)
 			return ERR(PEER_TIMEOUT, "the members of the group did not meet within %u ms", deadline_ms);
 	}
-	*all_out = json_incref(json_object_get(j->met, "all"));
+	const json_t *late = json_object_get(j->met, "late");
+	enum err e = !late ? OK : err_at_rank(ERR(PEER_TIMEOUT, "%s", json_string_value(json_object_get(j->met, "why"))),
+					      json_integer_value(late));
+	*all_out = e ? NULL : json_incref(json_object_get(j->met, "all"));
 	json_decref(j->met);
 	j->met = NULL;
-	return OK;
+	return e;
 }
 
 enum err job_add_fd(struct job *j, int fd, uint32_t *index_out)

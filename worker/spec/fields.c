@@ -74,7 +74,8 @@ static const struct field fields[] = {
 const char *field_place_key(enum field_place place)
 {
 	static const char *const keys[FIELD_PLACES] = { [AT_SOURCE] = "source", [AT_TARGET] = "target", [AT_A] = "a", [AT_B] = "b",
-							[AT_BASE] = "base", [AT_OPTIONS] = "options", [AT_OPTIMIZER] = "optimizer" };
+							[AT_BASE] = "base", [AT_OPTIONS] = "options", [AT_OPTIMIZER] = "optimizer",
+							[AT_SPREAD] = "spread" };
 
 	return keys[place];
 }

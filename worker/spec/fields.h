@@ -19,7 +19,7 @@ enum target_format {
 struct spec;
 
 enum { SPEC_WORLD_MAX = 65536, SPEC_RULES_MAX = 1024, SPEC_GLOBS_MAX = 1024, SPEC_GLOB_BYTES_MAX = 4096,
-       SPEC_RENAMES_MAX = 64, SPEC_SOURCES_MAX = 16 };
+       SPEC_RENAMES_MAX = 64, SPEC_SOURCES_MAX = 16, SPEC_SPREAD_MAX = 64 };
 
 /* Lists of a request. The arrays are the spec's, the texts are the document's and end with a NUL. */
 struct spec_pairs {
@@ -75,8 +75,8 @@ struct spec_only_if {
 /* In the place of a dtype: ggml's blocks of 32 int8 with a scale. Only a GGUF target has them. */
 #define SPEC_Q8_0 "q8_0"
 
-/* The object that a field stands in. Options are made where they are missing; what the optimizer's fields are in may be missing. */
-enum field_place { AT_ROOT, AT_SOURCE, AT_TARGET, AT_A, AT_B, AT_BASE, AT_OPTIONS, AT_OPTIMIZER, FIELD_PLACES };
+/* The object that a field stands in. Options are made where they are missing; those of the optimizer and of spread may be missing. */
+enum field_place { AT_ROOT, AT_SOURCE, AT_TARGET, AT_A, AT_B, AT_BASE, AT_OPTIONS, AT_OPTIMIZER, AT_SPREAD, FIELD_PLACES };
 
 enum field_type {
 	FIELD_BOOL, FIELD_INTEGER, FIELD_NUMBER, FIELD_WORD, FIELD_TEXT, FIELD_STATE_DICT, FIELD_CHECKPOINT,

@@ -244,6 +244,29 @@ static FALLIBLE enum err read_optimizer(const struct jval *doc, struct spec *s)
 	return OK;
 }
 
+static FALLIBLE enum err read_spread(const struct jval *doc, struct spec *s)
+{
+	struct jval v = jval_get(doc, "spread"), nodes = jval_get(&v, "nodes"), id = jval_get(&v, "id");
+	const char *keys[FIELD_KEYS_MAX];
+
+	if (!v.j)
+		return OK;
+	field_keys(s->kind, AT_SPREAD, NULL, keys);
+	TRY(jval_only(&v, keys));
+	TRY(field_read(s->kind, AT_SPREAD, &v, s));
+	if (s->source.kind != REF_CHECKPOINT)
+		return jval_fail(&v, ERR_VALIDATION_FAILED, "is for what is read from a storage: the source is no checkpoint");
+	if (s->spread_nodes.n < 2 || s->spread_nodes.n > SPEC_SPREAD_MAX)
+		return jval_fail(&nodes, ERR_VALIDATION_FAILED, "names 2 to %d nodes", SPEC_SPREAD_MAX);
+	for (size_t i = 0; i < s->spread_nodes.n; i++)
+		if (!s->spread_nodes.v[i].n || s->spread_nodes.v[i].n > 64)
+			return jval_fail(&nodes, ERR_VALIDATION_FAILED, "a node's name has 1 to 64 bytes");
+	if (!id.j)
+		return OK;
+	TRY(jval_string(&id, &s->spread_id));
+	return s->spread_id.n && s->spread_id.n <= 64 ? OK : jval_fail(&id, ERR_VALIDATION_FAILED, "has 1 to 64 bytes");
+}
+
 /* The first one is the job's source: its tensors are what the others must have, too. */
 static FALLIBLE enum err check_merge(const struct jval *doc, struct spec *s)
 {
@@ -449,13 +472,14 @@ static FALLIBLE enum err read_places(const struct jval *doc, struct spec *s)
 	}
 	TRY(field_read(s->kind, AT_ROOT, doc, s));
 	TRY(read_optimizer(doc, s));
+	TRY(read_spread(doc, s));
 	return read_options(s->kind, doc, s);
 }
 
 static FALLIBLE enum err check_root(const struct jval *doc, const struct spec *s)
 {
 	const struct kind *kind = kind_of(s->kind);
-	const char *first[8] = { "kind", "labels" }, *keys[FIELD_KEYS_MAX];
+	const char *first[9] = { "kind", "labels" }, *keys[FIELD_KEYS_MAX];
 	size_t n = 2;
 
 	if (kind->reads)
@@ -467,8 +491,10 @@ static FALLIBLE enum err check_root(const struct jval *doc, const struct spec *s
 	if (kind->writes)
 		first[n++] = "target";
 	first[n++] = "options";
-	if (s->kind == JOB_LOAD)
+	if (s->kind == JOB_LOAD) {
 		first[n++] = field_place_key(AT_OPTIMIZER);
+		first[n++] = field_place_key(AT_SPREAD);
+	}
 	field_keys(s->kind, AT_ROOT, first, keys);
 	return jval_only(doc, keys);
 }

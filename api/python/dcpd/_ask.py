@@ -20,6 +20,8 @@ class Ask:
         self.weights_only, self.verify, self.progress, self.timeout = weights_only, verify, progress, timeout
         self.rules: Dict[str, Any] = {} if transform is None else {"transform": [transform], **({"vars": dict(vars)} if vars else {})}
         self.end: Optional[float] = None
+        self.spread: Optional[Dict[str, Any]] = None  # what hosts share of a load, of a HostGroup (_hosts.py); None: each reads by itself
+        self.submitted = 0
 
     @property
     def text(self) -> str:
@@ -29,6 +31,9 @@ class Ask:
         spec: Dict[str, Any] = {"source": dict(source), "target": dict(target), "strict": self.strict,
                                 "options": {"verify": "digest" if self.verify else "none"}}
         spec.update(self.rules)
+        self.submitted += 1
+        if self.spread is not None:  # each of the jobs of a load is a group of its own
+            spec["spread"] = {**self.spread, "id": f"{self.spread['id']}-{self.submitted}"}
         if keys is not None and self.rules:  # include is of the names before the rules
             wanted = "|".join(re.escape(k) for k in keys)
             spec["transform"] = [*spec["transform"], {"match": rf"^(?!(?:{wanted})(?:\.|$))", "drop": True, "optional": True}]

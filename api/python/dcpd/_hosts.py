@@ -124,6 +124,29 @@ class HostGroup(_group.Group):
         return self.all.agree(answer, failure)
 
 
+def spread(g: _group.Group, place: Any, wanted: Optional[bool]) -> Optional[Dict[str, Any]]:
+    """What the jobs of all hosts say of each other, so that each byte is read once from the storage: None if their daemons are no nodes
+    of one cluster, or nothing is to be spread (`wanted` False), or the source is in no storage. Every rank calls it. place: on the first
+    rank of each host; None: it has failed there. Raises RequestRefused on all ranks if it cannot be, and `wanted` is True."""
+    if not isinstance(g, HostGroup) or wanted is False:
+        if wanted:
+            raise errors.RequestRefused("spread=True is for ranks on several hosts, each with a daemon of its own")
+        return None
+    node: Optional[str] = None
+    if g.rank == 0 and place is not None and place.storage:
+        try:
+            node = place.client.nodes.own()
+        except errors.DcpdError:
+            pass  # of no cluster
+    seen = g.all.gather((node, secrets.token_hex(16)))
+    nodes = [seen[ranks[0]][0] for ranks in g.hosts]
+    if None not in nodes and len(set(nodes)) == len(nodes):
+        return {"nodes": nodes, "id": seen[0][1]}
+    if wanted:
+        raise errors.RequestRefused(f"spread=True needs daemons that are nodes of one cluster; those of the hosts are {nodes}")
+    return None
+
+
 def _has(place: Any, state_dict: str) -> bool:
     try:
         place.client.state_dicts.get(state_dict)

@@ -15,9 +15,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+import zlib
 from typing import Any, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence
 
-from . import _ask, _direct, _group, _handover, _older, _session, _tensors, _tree, _where, errors, image, values
+from . import _ask, _direct, _group, _handover, _hosts, _older, _session, _tensors, _tree, _where, errors, image, values
 from .client import Client
 
 GROUP_MIN = 128 << 20  # bytes of a rank
@@ -39,14 +40,14 @@ class _Replaced(_Again):
     """The checkpoint is another one than when the load began."""
 
 
-def fill(ask: Any, into: Any, keys: Optional[List[str]]) -> Any:
-    """ask: the rest of load's arguments (_ask.Ask). Retried with more room for values if those of the checkpoint are longer than
+def fill(ask: Any, into: Any, keys: Optional[List[str]], spread: Optional[bool] = None) -> Any:
+    """ask, spread: the rest of load's arguments (_ask.Ask). Retried with more room for values if those of the checkpoint are longer than
     expected."""
     room, again, replaced = 1 << 16, True, 0
     older: Optional[Collection[str]] = None
     while True:
         try:
-            return _once(ask, into, keys, room, older)
+            return _once(ask, into, keys, room, older, spread)
         except _older.Older as e:
             older = e.names
         except errors.SharedMemoryFull as e:
@@ -64,7 +65,7 @@ def fill(ask: Any, into: Any, keys: Optional[List[str]]) -> Any:
             again = False
 
 
-def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int, older: Optional[Collection[str]]) -> Any:
+def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int, older: Optional[Collection[str]], spread: Optional[bool]) -> Any:
     g = ask.group
     plan: Any = None
     failure: Optional[BaseException] = None
@@ -83,7 +84,7 @@ def _once(ask: Any, into: Any, keys: Optional[List[str]], room: int, older: Opti
     target = _Target(into, keys, fresh, room, older)
     run = _Run(ask, target, names, source)
     try:
-        run.begin(c, url)
+        run.begin(c, url, spread)
         run.all()
         run.read()
         run.look_for_older()
@@ -225,14 +226,19 @@ class _Run:
         self.lacked = False   # whether a value of this rank was missing
         self.lacking = False  # whether a load failed for that, on any rank
 
-    def begin(self, c: Optional[Client], url: str) -> None:
+    def begin(self, c: Optional[Client], url: str, spread: Optional[bool]) -> None:
         """Describes what is here, what of it is read directly, and in how many groups the rest goes on all ranks."""
         failure: Optional[BaseException] = None
+        place: Any = None
         try:
             self.c = c or _ask.client_of(self.ask, url)
             place = _where.Place(self.c, *self.where)
             self.target.describe(place)
-            if not self.ask.rules:
+        except Exception as e:
+            failure = e
+        self._spread(place, spread, failure)
+        try:
+            if not self.ask.rules and failure is None and self.ask.spread is None:
                 self.target.locate(place, self.ask.verify)
         except Exception as e:
             failure = e
@@ -249,6 +255,22 @@ class _Run:
         if n:
             self.version = self.target.direct.ident if self.target.direct is not None else _direct.version(self.where[2], self.where[1])
             self._open(min(n, LANES_GPU if any(x.gpu for x in told) else LANES))
+
+    def _spread(self, place: Any, wanted: Optional[bool], failure: Optional[BaseException]) -> None:
+        """Whether the hosts read each byte once and pass it on: by default where most of the bytes are wanted by several of them."""
+        self.ask.spread = None if self.ask.rules else _hosts.spread(self.g, place, wanted)
+        if self.ask.spread is None or wanted:
+            return
+        mine = [] if failure else [(zlib.crc32(repr((s.fqn, s.offsets, s.sizes)).encode()), s.nbytes) for s in self.target.specs]
+        hosts: Dict[int, "set[int]"] = {}
+        sizes: Dict[int, int] = {}
+        for host, boxes in self.everyone.gather((getattr(self.g, "index", 0), mine)):
+            for key, size in boxes:
+                hosts.setdefault(key, set()).add(host)
+                sizes[key] = size
+        shared = sum(n for key, n in sizes.items() if len(hosts[key]) > 1)
+        if 2 * shared < sum(sizes.values()):
+            self.ask.spread = None
 
     def _settle(self, failure: Optional[BaseException]) -> List["_Told"]:
         """What all ranks are about to do. Those of a host must have seen one checkpoint, else jobs do it all."""

@@ -14,7 +14,7 @@ from .client import Client
 def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable[str]] = None, device: Any = None, strict: bool = True,
          transform: Any = None, vars: Optional[Mapping[str, int]] = None, weights_only: bool = True, verify: bool = True,
          process_group: Any = None, no_dist: bool = False, progress: bool = False, timeout: Optional[float] = None,
-         client: Optional[Client] = None) -> Any:
+         client: Optional[Client] = None, spread: Optional[bool] = None) -> Any:
     """Loads a checkpoint ("STORAGE:NAME", or a path to a DCP directory); without `into` also a state dict out of the memory of a node of
     the cluster ("shm:NODE/NAME"), such as a copy that `neighbours` of a save made there.
 
@@ -29,6 +29,8 @@ def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable
     their sizes. All other arguments, `keys` and `into`, are about the names that the rules make.
     keys: flat keys ("model.w") or their beginnings ("model"); default all. weights_only: values of other than plain classes come as
     `Opaque`, with a warning; False unpickles them here. verify: check digests of what is read. timeout: seconds.
+    spread: whether ranks on several hosts read each byte once from the storage and pass it on to the others. That needs a daemon on each
+    host, all of them nodes of one cluster. Default: where it can be, and most of the bytes are wanted by several hosts.
     In a torch.distributed job every rank calls it. Raises NotFound, MissingKey, StateDictMismatch, CheckpointDamaged, …
     """
     g = _hosts.group(process_group, no_dist)
@@ -38,21 +40,27 @@ def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable
     ask = _ask.Ask(checkpoint, g, client, strict, weights_only, verify, progress and g.first, timeout, transform, vars)
     g.check("load", (ask.text, wanted))
     if into is None:
-        return _new(ask, wanted, device)
-    return _into.fill(ask, into, wanted)
+        return _new(ask, wanted, device, spread)
+    return _into.fill(ask, into, wanted, spread)
 
 
 # ---------------------------------------------------------------------------------------------------------- new tensors
 
 
-def _new(ask: _ask.Ask, keys: Optional[List[str]], device: Any) -> Any:
+def _new(ask: _ask.Ask, keys: Optional[List[str]], device: Any, spread: Optional[bool]) -> Any:
     g = ask.group
     found: Any = None
+    place: Any = None
     failure: Optional[BaseException] = None
     name, c = "", ask.client
     try:
         if g.rank == 0:
             place = _where.resolve(ask.checkpoint, ask.client, memory=True)
+    except Exception as e:
+        failure = e
+    ask.spread = _hosts.spread(g, place, spread)
+    try:
+        if g.rank == 0 and failure is None:
             c, name = place.client, _session.new_name()
             found = (c.url, name, *_fetch(ask, place, name, keys))
     except Exception as e:

@@ -612,6 +612,11 @@ class Nodes(_Resource):
         """name, state (joined, draining, drained, away), advertise, version, jobs, storages; none without a cluster."""
         return list(self._t.request("GET", "/v1/nodes")["nodes"])
 
+    def own(self) -> Optional[str]:
+        """The name of the daemon that is asked; None without a cluster."""
+        name = self._t.request("GET", "/v1/nodes").get("node")
+        return None if name is None else str(name)
+
     def drain(self, name: str, *, wait: float = 0) -> Dict[str, Any]:
         """Gives the node no new work. Returns it when its jobs have ended, or after `wait` seconds (at most 60)."""
         return dict(self._t.request("POST", f"/v1/nodes/{quote(name)}:drain?wait={int(wait * 1000)}ms", {}, idempotent=True))
