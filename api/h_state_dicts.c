@@ -32,6 +32,8 @@ FALLIBLE enum err h_sdicts_list(struct req *r)
 	TRY(req_query(r, "replica_of", &checkpoint, &there));
 	if (there) {
 		TRY(ref_parse(checkpoint, &ref));
+		if (ref.kind != REF_CHECKPOINT)
+			return ERR(INVALID_REQUEST, "the query's \"replica_of\" must be a checkpoint, STORAGE:NAME");
 		return take(r, state_dict_list_replicas(r->core->state_dicts, &who, &ref, &b), &b);
 	}
 	return take(r, state_dict_list(r->core->state_dicts, &who, page.size, page.token, &b), &b);

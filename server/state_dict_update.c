@@ -63,11 +63,11 @@ static void update_failed(struct state_dict *sd, json_t *problem, int64_t genera
 void state_dict_update_stopped(struct state_dict *sd, enum err why)
 {
 	struct state_dict_feed *f = sd->feed;
-	int64_t mine = state_dict_newest(sd), newest = state_dict_published(sd);
+	int64_t mine = state_dict_newest(sd), newest = state_dict_published(sd), last = newest > mine ? newest : mine;
 
 	if (f->stopped == why)
 		return;
-	update_failed(sd, errdoc_sure(why), (newest > mine ? newest : mine) + 1);
+	update_failed(sd, errdoc_sure(why), last < INT64_MAX ? last + 1 : last);
 	f->stopped = why;
 }
 

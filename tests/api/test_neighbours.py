@@ -132,6 +132,8 @@ def test_without_a_cluster_it_is_a_warning(d):
     replica = {"job": job["id"], "checkpoint": {"storage": "main", "name": sd}}
     d.api.post("/v1/jobs", {"kind": "load", "source": {"state_dict": sd, "node": "a"}, "target": {"state_dict": "x"},
                             "replica": replica}).problem("forbidden", status=403)
+    d.api.get("/v1/state-dicts?replica_of=shm:x").problem("invalid_request", status=400)
+    d.api.get("/v1/state-dicts?replica_of=main").problem("name_invalid", status=422)
     d.drop(sd)
 
 
