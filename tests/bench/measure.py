@@ -39,9 +39,13 @@ class Bench:
         """name: a row's, or the first words of several."""
         return not self.words or any(w in name or w.startswith(f"{name}.") for w in self.words)
 
+    def asks(self, name):
+        """Whether the row of that very name is asked for."""
+        return not self.words or any(w in name for w in self.words)
+
     def row(self, name, unit, goal, peer_name, ours, peer, command, **more):
         """ours, peer: lists of figures. more: figures beside the ratio. A row that nobody asked for is dropped."""
-        if self.words and not any(w in name for w in self.words):
+        if not self.asks(name):
             return
         a, b = statistics.median(ours), statistics.median(peer)
         ratio = a / b if b else 0.0

@@ -109,7 +109,7 @@ def compare(b, machine):
     print(f"beside what was recorded last: {len(slower)} rows slower")
     for name, old, new, factor in slower:
         print(f"  {name:32} ratio {old:.2f} at {then[name]['commit']} of {then[name]['date']}, {new:.2f} now: {factor:.2f} times worse")
-    return sorted(n for n in then if n not in now and b.wants(n))
+    return sorted(n for n in then if n not in now and b.asks(n))
 
 
 def main():
