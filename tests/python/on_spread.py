@@ -13,7 +13,7 @@ def plainly(pg, rank, module, name, *args):
     """The function's result; its exception as one that every process can read."""
     try:
         return getattr(importlib.import_module(module), name)(pg, rank, *args)
-    except Exception as e:
+    except BaseException as e:  # PyTorch raises such
         raise RuntimeError(f"{type(e).__name__}: {e}") from None
 
 

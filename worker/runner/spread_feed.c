@@ -211,6 +211,13 @@ static FALLIBLE enum err build_tables(const struct spread *s, struct run_build *
 	return OK;
 }
 
+static void drop_tables(struct run_build *b)
+{
+	b->spread_units.n = b->spread_windows.n = b->room = 0;
+	each(f, b->files.v, b->files.n)
+		f->spread = false;
+}
+
 static FALLIBLE enum err plan(struct spread *s, struct run_build *b, const uint32_t *keys)
 {
 	CLEANUP(mem_free_ptr) uint64_t *bytes = mem_zalloc(b->files.n + 1, sizeof *bytes);
@@ -281,7 +288,8 @@ enum err spread_join(struct job *j, struct run_build *b, const uint32_t *keys, s
 		*out = s;
 		return OK;
 	}
-	if (e != ERR_CANCELLED && e != ERR_PROTOCOL && e != ERR_NO_MEMORY) {
+	drop_tables(b);
+	if (!(e == ERR_CANCELLED && j->cancelled) && e != ERR_PROTOCOL) { /* another host's cancel is its own matter */
 		go_alone(s, e);
 		e = OK;
 	}
