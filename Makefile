@@ -287,21 +287,22 @@ summary = rc=$$?; \
 	  if [ -s $(FAILED) ]; then echo 'FAILED, see above:'; sed 's/^/  /' $(FAILED); fi; exit $$rc
 QUICK = -m 'not slow$(if $(LONG),, and not long)'
 
-# Much of a test is waiting: so these run side by side, and the unit tests one by one beside them. Each says what it has to say when it
+# Much of a test is waiting: so these run side by side, and three unit tests at a time beside them. Each says what it has to say when it
 # has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.
 # Where the disk matters (the worker by itself, faults, sizes of blocks, the page cache) sets have their files there, like the unit tests;
 # the others have them in memory: see tests/retry.sh.
-ON_DISK := worker fault torch1 package3 api3
-STREAMS := torch1 torch2 package1 package2 package3 page s3 worker fault api1 api2 api3 api4
-SETS ?= 15
+ON_DISK := worker fault torch1 package3 api3 api4
+STREAMS := s3 page torch1 torch2 package1 package2 package3 worker fault api1 api2 api3 api4 api5
+SETS ?= 18
 # Tests of the API that need PyTorch are where it is imported anyhow.
 API_TORCH := $(wildcard $(patsubst %,tests/api/test_%.py,checkpoint_input holds locate replicate trust))
 # One object storage for all that is asked of one.
 STREAM_s3 := $(wildcard tests/api/test_s3*.py tests/worker/test_s3*.py)
 STREAM_api1 := $(filter-out $(API_TORCH),$(wildcard tests/api/test_[a-c]*.py))
 STREAM_api2 := $(filter-out $(API_TORCH),$(wildcard tests/api/test_[d-l]*.py))
-STREAM_api3 := $(filter-out $(API_TORCH),$(wildcard tests/api/test_[m-r]*.py))
-STREAM_api4 := $(filter-out $(API_TORCH) $(STREAM_api1) $(STREAM_api2) $(STREAM_api3) $(STREAM_s3),$(wildcard tests/api/test_*.py))
+STREAM_api3 := $(filter-out $(API_TORCH),$(wildcard tests/api/test_[m-o]*.py))
+STREAM_api4 := $(filter-out $(API_TORCH),$(wildcard tests/api/test_[p-r]*.py))
+STREAM_api5 := $(filter-out $(API_TORCH) $(STREAM_api1) $(STREAM_api2) $(STREAM_api3) $(STREAM_api4) $(STREAM_s3),$(wildcard tests/api/test_*.py))
 STREAM_worker := $(filter-out $(STREAM_s3),$(wildcard tests/worker/test_*.py))
 STREAM_fault := $(wildcard tests/fault)
 STREAM_page := $(wildcard tests/e2e)

@@ -207,7 +207,7 @@ def test_what_other_daemons_stage_is_not_old(hosts):
 
 def test_durations_are_not_the_wall_clocks(hosts):
     for h in hosts():
-        job = h.d.api.submit("save", source={"state_dict": big(h.d, 96)}, target={"storage": "main", "name": "c"})
+        job = h.d.api.submit("save", source={"state_dict": big(h.d, 48)}, target={"storage": "main", "name": "c"})
         h.jump()
         h.d.api.wait(job)
         text = h.d.api.get("/metrics").body.decode()

@@ -33,9 +33,14 @@ def save_and_look(d):
     assert raw.status == 200 and raw.body == bytes(range(64))
 
 
+def settled(d):
+    """Workers that have confined themselves."""
+    return [w for w in d.api.get("/v1/workers").ok(200)["workers"] if w["state"] != "starting" and w["role"] != "probe"]
+
+
 def told(d):
     """{"log", "readyz", "status", "workers", "host"}: what each place says."""
-    workers = [w for w in d.api.get("/v1/workers").ok(200)["workers"] if w["state"] != "starting" and w["role"] != "probe"]
+    workers = settled(d)
     return {"log": "not confined" in d.tail(100000), "readyz": d.api.get("/readyz").ok(200)["warnings"],
             "status": d.ctl("status").stdout, "host": d.api.get("/v1/capabilities").ok(200)["host"]["sandbox"],
             "workers": {w["sandbox"] for w in workers}}
@@ -62,7 +67,7 @@ def check_confined(d, kind):
     t = told(d)
     assert t["host"] == kind and t["workers"] == {kind} and not t["log"] and t["readyz"] == [], t
     assert "WARNING" not in t["status"] and f"sandbox: {kind}" in t["status"], t
-    pids = d.workers()
+    pids = [w["pid"] for w in settled(d)]
     assert len(pids) >= 3 and sum(shown_path(d, pid) for pid in pids) >= 2, "a gang and one for questions"
     for pid in pids:
         assert sees_only_storages(d, pid) == (kind == "mount_namespace")

@@ -447,7 +447,7 @@ def test_materialise_of_what_shares_nothing(d, golden_root):
     planned.problem("format_unsupported", status=422)
 
 
-@pytest.mark.parametrize("seed, where", [(1, "main"), (2, "tmpfs"), (3, "xfs")])
+@pytest.mark.parametrize("seed, where", [(1, "main"), *(pytest.param(*p, marks=pytest.mark.long) for p in ((2, "tmpfs"), (3, "xfs")))])
 def test_any_history(seed, where, request):
     """Whatever is saved, replaced, deleted and materialised in any order: each checkpoint holds what was saved there."""
     r, run = random.Random(seed), Run(request.getfixturevalue("dx" if where == "xfs" else "d"), where, MODEL)

@@ -334,7 +334,7 @@ def test_diff(d):
 
 
 def test_to_safetensors(d):
-    st = pytest.importorskip("safetensors.torch")
+    st = pytest.importorskip("safetensors.numpy")
     n, out = name(), name()
     d.api.run("save", source={"state_dict": small(d)}, target=to(n))
     r = d.api.run("reshard", source=to(n), target={**to(out), "format": "safetensors"})["result"]
@@ -343,7 +343,7 @@ def test_to_safetensors(d):
     index = json.loads((d.storages["main"] / out / "model.safetensors.index.json").read_text()) if len(files) > 1 else None
     got = {k: v for f in files for k, v in st.load_file(f).items()}
     assert set(got) == {"model.w", "model.b", "optim.m"}
-    assert got["model.w"].numpy().tobytes() == bytes(range(32)) and list(got["model.w"].shape) == [4, 2]
+    assert got["model.w"].tobytes() == bytes(range(32)) and list(got["model.w"].shape) == [4, 2]
     assert index is None or set(index["weight_map"]) == set(got)
 
 

@@ -207,6 +207,7 @@ def test_a_source_that_changes_leaves_no_copy(d):
     assert not (d.storages["other"] / name).exists()
 
 
+@pytest.mark.long
 def test_killed_worker(d):
     name, job = slow(d)
     d.kill_workers()

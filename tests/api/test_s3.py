@@ -1,4 +1,5 @@
 """Checkpoints in object storage: whole jobs on SeaweedFS, with its rules: no rename, no locks, and a commit that is a conditional PUT."""
+import importlib.util
 import json
 import os
 import random
@@ -203,6 +204,7 @@ def test_a_copy_replaces(d, s3):
     lib.wait_for(lambda: s3.keys(".dcpd") == [], 10, "marks of attempts gone")
 
 
+@pytest.mark.long
 def test_copy_of_what_was_saved_there(d, s3):
     """Copies keep the names of data, which tell of the save: each is whole, and goes with all of it."""
     first, images = saved(d, size=9 * MB)
@@ -293,6 +295,7 @@ def test_daemons_on_one_bucket(d, spawn, s3_server):
     assert verified["verified_bytes"] > 0 and not made.get("errors"), made
 
 
+@pytest.mark.long
 def test_pytorch_reads_it(d, s3, tmp_path):
     dcp = pytest.importorskip("torch.distributed.checkpoint")
     torch = pytest.importorskip("torch")
@@ -306,7 +309,8 @@ def test_pytorch_reads_it(d, s3, tmp_path):
 
 def test_the_drop_in_reads_and_writes_it(d, s3):
     """dcpd.torch's StorageWriter and StorageReader, values and all, as of a directory."""
-    pytest.importorskip("torch")
+    if not importlib.util.find_spec("torch"):
+        pytest.skip("no PyTorch")
     env = lib.clean_environment(DCPD_URL=f"unix://{d.socket}", PYTHONPATH=str(lib.ROOT / "api/python"), PYTHONDONTWRITEBYTECODE="1")
     done = subprocess.run([sys.executable, lib.ROOT / "tests/python/on_bucket.py", f"s3:dropin/{lib.fresh()}"], env=env,
                           capture_output=True, text=True, timeout=200)
@@ -330,7 +334,7 @@ def test_bytes_of_a_file(d, s3):
         assert d.api.get(f"{path}/files/{file}").json["code"] == code, file
 
 
-@pytest.mark.parametrize("when", [0.0, 0.15, *(pytest.param(t, marks=pytest.mark.long) for t in (0.05, 0.4, 0.8))])
+@pytest.mark.parametrize("when", [0.15, *(pytest.param(t, marks=pytest.mark.long) for t in (0.0, 0.05, 0.4, 0.8))])
 def test_killed_in_the_middle(d, s3, when):
     """kill -9 of the daemon and its workers during an overwrite: the name has the old checkpoint or the new one, whole, and no attempt
     is torn; a retry succeeds."""
@@ -492,6 +496,7 @@ def test_trash(d, s3):
     undelete(d, name).problem("not_found", status=404)
 
 
+@pytest.mark.long
 def test_trash_of_copies_and_files(d, s3):
     """Files of given names make room for others of these names, folders too; one object is moved."""
     local, images = saved(d, storage="main", size=9 * MB)

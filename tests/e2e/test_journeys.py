@@ -232,6 +232,7 @@ def test_the_speed_of_a_storage_over_time(page, world):
     assert page.evaluate("sessionStorage.length") == 0
 
 
+@pytest.mark.long
 def test_the_cut_of_a_tensor_that_pytorch_wrote(page, world):
     listed = world.api.get(world.api.storage_path("main", "torch/mesh-2x2", "/tensors")).ok(200)["tensors"]
     tensor = max(listed, key=lambda t: t["chunk_count"])
@@ -305,6 +306,7 @@ def test_a_checkpoint_is_loaded_and_exported(page, world):
     assert made["format"] == "safetensors" and made["parents"][0]["name"] == "torch/fsdp2"
 
 
+@pytest.mark.long
 def test_two_checkpoints_compared(page, world):
     enter(page, world, "compare")
     page.fill("#compare-a", f"main:{w.RUN}/step-300")
@@ -345,6 +347,7 @@ def test_every_view_is_accessible_in_both_schemes_and_fits_a_phone(page, world, 
         page.set_viewport_size({"width": 1280, "height": 850})
 
 
+@pytest.mark.long
 def test_hostile_names_are_text(page, world):
     enter(page, world, at_checkpoint("main:odd/<script>alert(2)<"))
     expect(page.locator("#h-checkpoint")).to_have_text("main:odd/<script>alert(2)<")

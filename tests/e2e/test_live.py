@@ -71,6 +71,7 @@ def test_a_save_shows_up_and_ends_live(page, daemon):
     accessible(page)
 
 
+@pytest.mark.long
 def test_a_save_that_awaits_its_seals(page, daemon):
     asked = []
     page.on("request", lambda r: asked.append(r.url))
@@ -115,6 +116,7 @@ def test_a_damaged_file_shows_where(page, daemon):
     accessible(page)
 
 
+@pytest.mark.long
 def test_a_verify_marks_its_checkpoint(page, daemon):
     daemon.put("train", images())
     ref = {"storage": "main", "name": "a"}
@@ -137,6 +139,7 @@ def test_a_verify_marks_its_checkpoint(page, daemon):
     accessible(page)
 
 
+@pytest.mark.long
 def test_statistics_are_read_when_asked_for(page, daemon):
     daemon.put("train", images())
     daemon.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run1/step-1"})

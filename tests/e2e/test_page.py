@@ -85,6 +85,7 @@ def test_shows_that_there_is_nothing(page, fake):
         accessible(page)
 
 
+@pytest.mark.long
 def test_a_job_appears_and_moves_without_reload(page, fake):
     enter(page, fake)
     fake.put_job(job(1, "queued"))
@@ -505,6 +506,7 @@ def test_keyboard_alone_reaches_everything(page, fake):
 PATH = "model.layers.17.self_attn.query_key_value.weight_of_a_name_that_goes_on_and_on_without_any_place_to_break"
 
 
+@pytest.mark.long
 def test_differences_stay_inside_their_panel(page, fake):
     result = {"equal": False, "difference_count": 3, "differences": [
         {"path": PATH, "what": "size", "a": "[4096, 12288]", "b": "[4096, 4096]"},
@@ -629,6 +631,7 @@ def test_tensors_are_searched_and_grouped(page, fake):
     accessible(page)
 
 
+@pytest.mark.long
 def test_statistics_that_cannot_be_had(page, fake):
     tensor_page(fake)
     fake.tensors["main:run1/step-1"][0]["fqn"] = "<img src=x onerror=alert(1)>"

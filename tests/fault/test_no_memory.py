@@ -249,7 +249,7 @@ def test_each_allocation_that_fails(place, what):
 
 
 @pytest.mark.seconds(1200 if FULL else 120)
-@pytest.mark.parametrize("odds", [1000, 30, *(pytest.param(n, marks=pytest.mark.long) for n in (100, 10))])
+@pytest.mark.parametrize("odds", [30, *(pytest.param(n, marks=pytest.mark.long) for n in (1000, 100, 10))])
 def test_many_requests_while_memory_is_short(place, odds):
     """An answer may get lost, or say that what was done before is in the way; but the daemon goes on, nothing is lost or left behind, and
     the next daemon finds all that this one knew."""

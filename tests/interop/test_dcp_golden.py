@@ -16,8 +16,9 @@ import dcpd as lib
 
 FIXTURES = pathlib.Path(__file__).resolve().parents[1] / "fixtures"
 CASES = sorted(f"{p.parent.name}/{p.name}" for p in FIXTURES.glob("torch-*/*") if (p / "checkpoint").is_dir())
-# The oldest and the newest PyTorch are the ends of what there is between.
-QUICK = ("torch-2.2.2", "torch-2.15.0")
+# The newest PyTorch, and what the oldest one writes in a way of its own or least like others: the ends of what there is between.
+QUICK = ("torch-2.15.0/", *(f"torch-2.2.2/{n}" for n in ("plain", "dtypes", "nested_v23", "opaque_values", "rank_dependent_keys", "shapes",
+                                                         "sharded_reversed_placement", "unflattened")))
 CLASSES = [metadata.Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata,
            metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING, metadata.MetadataIndex, metadata.StorageMeta,
            filesystem._StorageInfo]

@@ -176,7 +176,7 @@ def test_values_travel(d):
     d.drop(made)
 
 
-@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+@pytest.mark.parametrize("encoding", [pytest.param("xor", marks=pytest.mark.long), "overwrite"])
 @pytest.mark.parametrize("checksum", ["xxh3-128", pytest.param("adler32", marks=pytest.mark.long)])
 def test_slimes(d, encoding, checksum):
     """What a writer of the published form writes, without a content digest, is applied."""

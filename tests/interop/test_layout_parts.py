@@ -74,7 +74,7 @@ def check_parts(plan, shape, mesh, placements, words):
 
 
 def test_values_of_every_rank(plan):
-    @cases(300, 5000)
+    @cases(100, 5000)
     @given(dtensors(), st.booleans())
     def check(case, short):
         shape, mesh, placements = case
@@ -83,6 +83,7 @@ def test_values_of_every_rank(plan):
     check()
 
 
+@pytest.mark.long
 def test_fsdp_over_tensor_parallel(plan):
     """_StridedShard left of the Shard that it anticipates: one box a rank, but for some uneven sizes (37 rows over 3 x 2)."""
 

@@ -47,7 +47,8 @@ def steps(home, seed, count, until=None):
             shutil.rmtree(form["root"], ignore_errors=True)
 
 
-@pytest.mark.parametrize("seed", [int(os.environ["MODEL_SEED"])] if "MODEL_SEED" in os.environ else [0, 2, 3])
+@pytest.mark.parametrize("seed", [int(os.environ["MODEL_SEED"])] if "MODEL_SEED" in os.environ else
+                         [0, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3))])
 @pytest.mark.seconds(600)
 def test_what_is_needed_stays(home, seed):
     steps(home, seed, int(os.environ.get("MODEL_STEPS", 60)), time.monotonic() + 60 if "MODEL_STEPS" not in os.environ else None)

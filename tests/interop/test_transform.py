@@ -100,8 +100,8 @@ def test_experts_to_one_tensor_and_back(d, dim):
     check(d, state, into + back, want=state, source_world=2, world=3)
 
 
-@pytest.mark.parametrize("kind", ["int8", "complex128",
-                                  *(pytest.param(k, marks=pytest.mark.long) for k in ("bfloat16", "float32", "float64"))])
+@pytest.mark.parametrize("kind", ["complex128", *(pytest.param(k, marks=pytest.mark.long)
+                                                 for k in ("int8", "bfloat16", "float32", "float64"))])
 def test_large_transposes(d, kind):
     """Rows that lie far apart are read one by one, and become columns many at a time; a cast on the way."""
     kind = getattr(torch, kind)

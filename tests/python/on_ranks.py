@@ -1,4 +1,5 @@
 """What the tests run on each rank: function(process group, rank, arguments…)."""
+import threading
 import time
 import warnings
 
@@ -8,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import dcpd
+from dcpd import client as C
 from on_dropin import *  # noqa: F403
 from on_faults import *  # noqa: F403
 from on_layouts import *  # noqa: F403
@@ -312,8 +314,15 @@ def many_steps(pg, rank, ref, n):
 
 
 def busy(pg, rank, ref, mode):
-    t = torch.ones(1 << 22)
-    handles = [dcpd.async_save({f"t{rank}": t}, f"{ref}-{i}", process_group=pg, when_busy=mode, slots=1) for i in range(2)]
+    """Mode "fail": no rank hears of the end of the first save before the second is asked for."""
+    t, heard, real = torch.ones(1 << 10), threading.Event(), C.Jobs.wait
+    if mode == "fail":
+        C.Jobs.wait = lambda *args, **kw: heard.wait(60) and real(*args, **kw)
+    try:
+        handles = [dcpd.async_save({f"t{rank}": t}, f"{ref}-{i}", process_group=pg, when_busy=mode, slots=1) for i in range(2)]
+    finally:
+        C.Jobs.wait = real
+        heard.set()
     return [h.result(60)["state"] for h in handles]
 
 

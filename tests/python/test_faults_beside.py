@@ -40,7 +40,7 @@ def settled(d, path, x):
     assert load(path) == 3 and dcpd.connect().jobs.run("verify", source="main:a", level="digest")["result"]["unverifiable"] == 0
 
 
-@pytest.mark.parametrize("nth", range(1, RENAMES + 1) if lib.FULL else (2, 4, 6))
+@pytest.mark.parametrize("nth", range(1, RENAMES + 1) if lib.FULL else [4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 6))])
 @pytest.mark.parametrize("what", ["signal=KILL", "error=EIO"] if lib.FULL else ["signal=KILL"])
 def test_a_save_that_breaks_off_puts_back_what_was_there(beside, nth, what):
     """Each worker that tries it is struck: the job fails."""

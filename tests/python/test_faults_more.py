@@ -140,10 +140,9 @@ def test_a_third_save_while_two_are_in_flight(at, monkeypatch, caplog, mode):
     w[:] = 2
     hear = threading.Timer(0.5, heard.set)
     if mode == "fail":
-        start = time.monotonic()
         with pytest.raises(dcpd.SlotsBusy):
             dcpd.async_save({"w": w}, f"{ref}-2", when_busy=mode)
-        assert time.monotonic() - start < 5
+        assert not heard.is_set()
         hear.start()
     else:
         hear.start()
@@ -321,7 +320,7 @@ def test_no_daemon_under_the_drop_in(tmp_path, monkeypatch):
             call()
     with pytest.raises(dcpd.NoDaemon):
         dcp.async_save(state(1), storage_writer=StorageWriter("main:a"), no_dist=True)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 5 * lib.PATIENCE
 
 
 # ---- values at the call ----

@@ -133,9 +133,7 @@ def test_more_saves_than_slots(ranks, d):
 def test_a_save_too_many_can_fail(ranks):
     ref = f"main:{lib.fresh()}"
     got = ranks(on_ranks.busy, ref, "fail", world=2, check=False)
-    assert all(isinstance(e, dcpd.SlotsBusy) or e == ["succeeded"] * 2 for e in got), got
-    assert any(isinstance(e, dcpd.SlotsBusy) for e in got), "64 MiB were durable before the next call"
-    assert len({type(e) for e in got}) == 1, got
+    assert all(isinstance(e, dcpd.SlotsBusy) for e in got), got
     assert ranks(on_ranks.busy, ref + "w", "wait", world=2) == [["succeeded"] * 2] * 2
 
 

@@ -281,6 +281,7 @@ def test_shared_memory_for_one_ring(own):
     assert all(t.eq(int(k[1:])).all() for k, t in dcpd.load("main:1", client=c).items())
 
 
+@pytest.mark.long
 def test_a_smaller_ring_where_shared_memory_is_short(spawn):
     """As in a container with Docker's default of 64 MiB, of which dcpd takes 80 %."""
     d = spawn(args=("--shm-limit", "51MiB"))

@@ -265,7 +265,7 @@ def end_of_tool():
 
 
 def test_nothing_needed_goes():
-    run_model(150, 60)
+    run_model(60, 60)
 
 
 @pytest.mark.long
