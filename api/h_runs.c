@@ -204,6 +204,7 @@ static FALLIBLE enum err find_resume(struct req *r, json_t *doc, bool is_attempt
 	TRY(jval_opt_word(&root, "optimizer", optimizers, &optimizer));
 	TRY(check_layout(&layout, &wish.world_size));
 	TRY(check_unwanted(&unwanted));
+	wish.who = req_principal(r);
 	wish.storage = st->name;
 	wish.layout = layout.j;
 	wish.unwanted = unwanted.j;

@@ -23,18 +23,22 @@ FALLIBLE enum err h_sdicts_list(struct req *r)
 {
 	struct buf b = BUF_INIT(64 << 20);
 	struct principal who = req_principal(r);
-	struct str checkpoint = { 0 };
+	struct str of = { 0 };
 	struct h_page page;
 	struct ref ref;
-	bool there;
+	bool there, of_run = false;
 
 	TRY(h_page_query(r, &page));
-	TRY(req_query(r, "replica_of", &checkpoint, &there));
+	TRY(req_query(r, "replica_of", &of, &there));
+	if (!there) {
+		TRY(req_query(r, "replica_of_run", &of, &of_run));
+		there = of_run;
+	}
 	if (there) {
-		TRY(ref_parse(checkpoint, &ref));
+		TRY(ref_parse(of, &ref));
 		if (ref.kind != REF_CHECKPOINT)
-			return ERR(INVALID_REQUEST, "the query's \"replica_of\" must be a checkpoint, STORAGE:NAME");
-		return take(r, state_dict_list_replicas(r->core->state_dicts, &who, &ref, &b), &b);
+			return ERR(INVALID_REQUEST, "the query's \"%s\" must be STORAGE:NAME", of_run ? "replica_of_run" : "replica_of");
+		return take(r, state_dict_list_replicas(r->core->state_dicts, &who, &ref, of_run, &b), &b);
 	}
 	return take(r, state_dict_list(r->core->state_dicts, &who, page.size, page.token, &b), &b);
 }

@@ -20,8 +20,8 @@ static const struct route routes[] = {
 	{ "POST", "/v1/jobs/{id}:cancel", h_job_cancel, ROUTE_BODY_MAY, false, false, Q(NULL) },
 	{ "POST", "/v1/jobs/{id}:retry", h_job_retry, ROUTE_BODY_MAY, false, true, Q(NULL) },
 
-	{ "GET", "/v1/state-dicts", h_sdicts_list, ROUTE_NO_BODY, false, false, Q("page_size", "page_token", "replica_of", NULL),
-	  .list = "state_dicts" },
+	{ "GET", "/v1/state-dicts", h_sdicts_list, ROUTE_NO_BODY, false, false,
+	  Q("page_size", "page_token", "replica_of", "replica_of_run", NULL), .list = "state_dicts" },
 	{ "POST", "/v1/state-dicts", h_sdicts_create, ROUTE_BODY, false, true, Q(NULL) },
 	{ "GET", "/v1/state-dicts/{name}", h_sdict_get, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "DELETE", "/v1/state-dicts/{name}", h_sdict_delete, ROUTE_NO_BODY, false, true, Q(NULL), .audit = "state_dict.remove" },

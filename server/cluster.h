@@ -57,10 +57,10 @@ typedef void (*cluster_image_fn)(void *user, enum err e, int64_t generation);
 void cluster_ask_image(struct server *s, const struct ref *ref, const struct principal *who, cluster_image_fn fn, void *user);
 
 /* ---- copies of checkpoints in nodes' memory (cluster_replicas.c) ---- */
-/* Asks all nodes for those that `who` may read: fn hears [{"node","state_dict","generation","job","uid","part"}], the newest save's
- * first. */
+/* Asks all nodes for those of a checkpoint, or of all checkpoints of a run (of->name), that `who` may read: fn hears
+ * [{"node","state_dict","generation","job","uid","part","name","created_at"}], the newest save's first. */
 typedef void (*cluster_replicas_fn)(void *user, const json_t *list);
-void cluster_find_replicas(struct server *s, const struct ref *checkpoint, const struct principal *who, cluster_replicas_fn fn,
+void cluster_find_replicas(struct server *s, const struct ref *of, bool of_run, const struct principal *who, cluster_replicas_fn fn,
 			   void *user);
 
 /* A request to another node. */

@@ -1,5 +1,5 @@
-/* cluster_replicas.c: which nodes have a copy of a checkpoint in their memory (neighbours.h). All that are here are asked at once, this one
- * too; their answers are short, so who is silent for ASK_MS has none: the storage has the checkpoint, or nobody. */
+/* cluster_replicas.c: which nodes have copies of a checkpoint, or of those of a run, in their memory (neighbours.h). All that are here are
+ * asked at once, this one too; their answers are short, so who is silent for ASK_MS has none: the storage has the checkpoint, or nobody. */
 #include <stdio.h>
 
 #include "base/jtext.h"
@@ -61,9 +61,10 @@ void cluster_add_replica(json_t *list, const char *node, const json_t *record)
 	}
 	while (at < json_array_size(list) && strcmp(jval_text(json_array_get(list, at), "job"), job) > 0)
 		at++;
-	(void)json_array_insert_new(list, at, json_pack("{s:s, s:s, s:O, s:s, s:I, s:b}", "node", node, "state_dict", name,
-							   "generation", generation, "job", job, "uid", jval_int(record, "uid"), "part",
-							   json_is_true(json_object_get(replica, "part"))));
+	(void)json_array_insert_new(list, at, json_pack("{s:s, s:s, s:O, s:s, s:I, s:b, s:s, s:s}", "node", node, "state_dict", name,
+							"generation", generation, "job", job, "uid", jval_int(record, "uid"), "part",
+							json_is_true(json_object_get(replica, "part")), "name",
+							jval_text(replica, "name"), "created_at", jval_text(record, "created_at")));
 	if (json_array_size(list) > REPLICAS_MAX)
 		(void)json_array_remove(list, REPLICAS_MAX);
 }
@@ -84,7 +85,7 @@ static void on_answer(struct cluster_errand *x, enum err e)
 	end_one(s);
 }
 
-static FALLIBLE enum err inquire(struct search *s, const char *node, const struct ref *checkpoint, const struct principal *who)
+static FALLIBLE enum err inquire(struct search *s, const char *node, const struct ref *of, bool of_run, const struct principal *who)
 {
 	struct inquiry *q = mem_zalloc(1, sizeof *q);
 
@@ -93,12 +94,12 @@ static FALLIBLE enum err inquire(struct search *s, const char *node, const struc
 	q->path = BUF_INIT(PATH_BYTES);
 	q->caller = BUF_INIT(128);
 	q->errand.url = BUF_INIT(PATH_BYTES + 512);
-	buf_puts(&q->path, "/v1/state-dicts?replica_of=");
-	for (const char *p = checkpoint->storage.p; *p; p++)
-		buf_printf(&q->path, "%%%02X", (unsigned char)*p);
+	buf_printf(&q->path, "/v1/state-dicts?%s=", of_run ? "replica_of_run" : "replica_of");
+	for (size_t i = 0; i < of->storage.n; i++)
+		buf_printf(&q->path, "%%%02X", (unsigned char)of->storage.p[i]);
 	buf_puts(&q->path, "%3A");
-	for (const char *p = checkpoint->name.p; *p; p++)
-		buf_printf(&q->path, "%%%02X", (unsigned char)*p);
+	for (size_t i = 0; i < of->name.n; i++)
+		buf_printf(&q->path, "%%%02X", (unsigned char)of->name.p[i]);
 	buf_putc(&q->path, '\0');
 	buf_printf(&q->caller, CLUSTER_CALLER_HEAD ": %u 1 %d -", (unsigned)who->uid, who->admin);
 	buf_putc(&q->caller, '\0');
@@ -117,7 +118,7 @@ static FALLIBLE enum err inquire(struct search *s, const char *node, const struc
 	return OK;
 }
 
-void cluster_find_replicas(struct server *server, const struct ref *checkpoint, const struct principal *who, cluster_replicas_fn fn,
+void cluster_find_replicas(struct server *server, const struct ref *of, bool of_run, const struct principal *who, cluster_replicas_fn fn,
 			   void *user)
 {
 	const struct cluster *c = server->cluster;
@@ -125,7 +126,7 @@ void cluster_find_replicas(struct server *server, const struct ref *checkpoint, 
 
 	*s = (struct search){ .server = server, .pending = 1, .list = json_array(), .fn = fn, .user = user };
 	for (uint64_t i = 0; c && i < c->nodes.n; i++)
-		if (c->nodes.v[i].state != CLUSTER_AWAY && inquire(s, c->nodes.v[i].name, checkpoint, who))
+		if (c->nodes.v[i].state != CLUSTER_AWAY && inquire(s, c->nodes.v[i].name, of, of_run, who))
 			err_clear();
 	loop_later(server->loop, end_later, s, OK);
 }

@@ -429,7 +429,7 @@ static bool ask_copies(struct creation *c)
 
 	if (c->job->kind != JOB_LOAD || c->job->spec.source.kind != REF_CHECKPOINT || !c->server->cluster)
 		return false;
-	c->server->hooks->find_replicas(c->server, &c->job->spec.source, &who, on_copies, c);
+	c->server->hooks->find_replicas(c->server, &c->job->spec.source, false, &who, on_copies, c);
 	return true;
 }
 

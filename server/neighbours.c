@@ -464,7 +464,7 @@ static void removal_step(struct removal *r)
 		return;
 	if (r->dropped && --r->rounds && !r->server->draining) { /* a search finds a few at a time */
 		const struct ref checkpoint = { .storage = str_of(r->storage), .name = str_of(r->name) };
-		cluster_find_replicas(r->server, &checkpoint, &r->who, on_found, r);
+		cluster_find_replicas(r->server, &checkpoint, false, &r->who, on_found, r);
 		return;
 	}
 	mem_free(r->storage);

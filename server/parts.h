@@ -27,8 +27,8 @@ struct server_hooks {
 			  void (*fn)(void *user, enum err e, int64_t generation), void *user);
 	/* cluster_jobs.c: other nodes should know the job's record as it is now. */
 	void (*job_noted)(const struct job *j);
-	/* cluster_replicas.c: which nodes have a copy of the checkpoint in their memory. */
-	void (*find_replicas)(struct server *s, const struct ref *checkpoint, const struct principal *who,
+	/* cluster_replicas.c: which nodes have copies of a checkpoint, or of a run's, in their memory. */
+	void (*find_replicas)(struct server *s, const struct ref *of, bool of_run, const struct principal *who,
 			      void (*fn)(void *user, const json_t *list), void *user);
 	/* cluster_forward.c: the node's lease is over, or nobody knows it. */
 	bool (*is_away)(const struct server *s, const char *node);

@@ -11,6 +11,7 @@
 #include "server/lookup.h"
 #include "server/parts.h"
 #include "server/resume_choice.h"
+#include "server/runs.h"
 #include "server/service_clock.h"
 #include "server/storage.h"
 
@@ -24,7 +25,9 @@ struct resume {
 	bool is_attempt;
 	json_t *question;              /* of a look, without the name */
 	json_t *unwanted;              /* {name: why} */
-	json_t *page;                  /* the catalogue's answer; what candidates name lies here */
+	json_t *page;                  /* the catalogue's answer; what candidates name lies here, or in `copies` */
+	json_t *copies;                /* what nodes have in memory of the run; NULL: nothing */
+	struct principal who;
 	struct vec(struct resume_candidate) all;
 	struct vec(char *) texts;      /* why some of them are skipped */
 	size_t chosen;
@@ -43,6 +46,7 @@ static void resume_end(struct resume *x, enum err e, struct buf *out)
 	json_decref(x->question);
 	json_decref(x->unwanted);
 	json_decref(x->page);
+	json_decref(x->copies);
 	mem_free(x->run);
 	err_restore(&info);
 	x->fn(x->user, e, out);
@@ -98,9 +102,51 @@ static FALLIBLE enum err take_record(struct resume *x, const json_t *record)
 				     &(struct tried){ jval_text(record, "etag"), c });
 }
 
-static json_t *record_of(const struct resume *x, size_t i)
+/* NULL: the catalogue has none. */
+static const json_t *find_record(const struct resume *x, const char *name)
 {
-	return json_array_get(json_object_get(x->page, "checkpoints"), i);
+	const json_t *record;
+	size_t i;
+
+	json_array_foreach(json_object_get(x->page, "checkpoints"), i, record)
+		if (strcmp(jval_text(record, "name"), name) == 0)
+			return record;
+	return NULL;
+}
+
+static const json_t *record_of(const struct resume *x, size_t i)
+{
+	return find_record(x, x->all.v[i].name);
+}
+
+/* Tells the content of a candidate apart from others of that name. */
+static const char *identity_of(const struct resume *x, size_t i)
+{
+	return x->all.v[i].copy ? jval_text(x->all.v[i].copy, "job") : jval_text(record_of(x, i), "etag");
+}
+
+/* Adds a copy of a save that never became durable, in its place by time. Of several the first counts; parts are no checkpoints, and only
+ * a save of the caller's own may stand for one (job_create.c). */
+static FALLIBLE enum err take_copy(struct resume *x, const json_t *copy)
+{
+	struct resume_candidate c = { .name = jval_text(copy, "name"), .copy = copy, .is_looked_at = true }, *last;
+	uint64_t at = 0;
+
+	if (json_is_true(json_object_get(copy, "part")) || jval_int(copy, "uid") != (json_int_t)x->who.uid || find_record(x, c.name))
+		return OK;
+	each(other, x->all.v, x->all.n)
+		if (strcmp(other->name, c.name) == 0)
+			return OK;
+	(void)clock_of_text(jval_text(copy, "created_at"), &c.durable_ms);
+	c.unwanted = json_string_value(json_object_get(x->unwanted, c.name));
+	TRY(journal_read_attempts(x->server->journal, str_of(x->storage), str_of(c.name), take_attempts,
+				  &(struct tried){ jval_text(copy, "job"), &c }));
+	while (at < x->all.n && x->all.v[at].durable_ms > c.durable_ms)
+		at++;
+	TRY(vec_push(&x->all, &last));
+	memmove(&x->all.v[at + 1], &x->all.v[at], (x->all.n - 1 - at) * sizeof c);
+	x->all.v[at] = c;
+	return OK;
 }
 
 /* ---- the answer ---- */
@@ -155,10 +201,16 @@ static void say_chosen(const struct resume *x, char *why, size_t size)
 	const json_t *verified = json_object_get(record_of(x, x->chosen), "verified");
 	const char *state = jval_text(verified, "state");
 	char rank[96] = "the newest durable checkpoint";
+	const json_t *copy = x->all.v[x->chosen].copy;
 
+	if (copy)
+		snprintf(rank, sizeof rank, "the newest checkpoint");
 	if (x->chosen)
 		snprintf(rank, sizeof rank, "the newest that can be loaded, behind %zu skipped", x->chosen);
-	if (strcmp(state, "verified") == 0)
+	if (copy)
+		snprintf(why, size, "%s; its save has not become durable: it lies in the memory of node \"%.64s\"", rank,
+			 jval_text(copy, "node"));
+	else if (strcmp(state, "verified") == 0)
 		snprintf(why, size, "%s; its bytes were verified (%.20s) at %.40s", rank, jval_text(verified, "level"),
 			 jval_text(verified, "at"));
 	else if (strcmp(state, "unverified") == 0)
@@ -170,9 +222,9 @@ static void say_chosen(const struct resume *x, char *why, size_t size)
 
 static FALLIBLE enum err put_answer(const struct resume *x, int64_t attempts, struct buf *b)
 {
-	const json_t *record = record_of(x, x->chosen), *step = json_object_get(record, "step");
-	const json_t *verified = json_object_get(record, "verified");
 	bool found = x->chosen < x->all.n;
+	const json_t *copy = found ? x->all.v[x->chosen].copy : NULL, *record = found ? record_of(x, x->chosen) : NULL;
+	const json_t *step = json_object_get(record, "step"), *verified = json_object_get(record, "verified");
 	char why[400];
 
 	(found ? say_chosen : say_none)(x, why, sizeof why);
@@ -187,10 +239,19 @@ static FALLIBLE enum err put_answer(const struct resume *x, int64_t attempts, st
 		buf_puts(b, "null");
 	}
 	buf_puts(b, ",\"step\":");
-	TRY(jval_dump(found && json_is_integer(step) ? step : json_null(), b));
+	int64_t of_name = copy ? run_step(x->all.v[x->chosen].name, -1) : -1;
+	if (of_name >= 0)
+		buf_printf(b, "%jd", (intmax_t)of_name);
+	else
+		TRY(jval_dump(json_is_integer(step) ? step : json_null(), b));
 	buf_json_member(b, ",\"why\":", str_of(why));
 	buf_puts(b, ",\"verified\":");
-	TRY(jval_dump(found && verified ? verified : json_null(), b));
+	TRY(jval_dump(verified ? verified : json_null(), b));
+	if (copy) {
+		buf_json_member(b, ",\"copy\":{\"node\":", str_of(jval_text(copy, "node")));
+		buf_json_member(b, ",\"state_dict\":", str_of(jval_text(copy, "state_dict")));
+		buf_printf(b, ",\"generation\":%jd}", (intmax_t)jval_int(copy, "generation"));
+	}
 	buf_printf(b, ",\"attempts\":%jd,\"attempts_max\":%jd", (intmax_t)attempts, (intmax_t)x->attempts_max);
 	put_skipped(x, b);
 	buf_puts(b, "}");
@@ -223,7 +284,7 @@ static void count_attempt(struct resume *x)
 	const struct resume_candidate *c = &x->all.v[x->chosen];
 
 	journal_put_attempt(t, &(struct journal_attempts){ .storage = x->storage, .name = c->name, .at_ms = x->now_ms,
-							   .identity = jval_text(record_of(x, x->chosen), "etag") },
+							   .identity = identity_of(x, x->chosen) },
 			    resume_attempts(x->all.v, x->chosen, x->now_ms) > 0);
 	journal_commit(x->server->journal, t, on_counted, x);
 }
@@ -291,9 +352,18 @@ static void on_run(void *user, enum err e, json_t *run)
 	size_t i;
 
 	x->page = json_incref(run);
+	if (e == ERR_NOT_FOUND && json_array_size(x->copies)) { /* the run has nothing else */
+		err_clear();
+		e = OK;
+	}
 	json_array_foreach(json_object_get(x->page, "checkpoints"), i, record)
 		if (!e)
 			e = take_record(x, record);
+	json_array_foreach(x->copies, i, record)
+		if (!e)
+			e = take_copy(x, record);
+	if (!e && !x->all.n)
+		e = ERR(NOT_FOUND, "run \"%s\" has no checkpoint", x->run);
 	if (e)
 		resume_end(x, e, NULL);
 	else
@@ -316,18 +386,33 @@ static FALLIBLE enum err begin(struct resume *x, const struct resume_wish *w)
 	return OK;
 }
 
+static void ask_catalogue(struct resume *x)
+{
+	catalogue_run(x->server, x->storage,
+		      &(struct catalogue_wish){ .run = str_of(x->run), .sort = STR("-time"), .size = RESUME_LOOKED_MAX }, on_run, x);
+}
+
+static void on_copies(void *user, const json_t *list)
+{
+	struct resume *x = user;
+
+	x->copies = json_incref((json_t *)(uintptr_t)list);
+	ask_catalogue(x);
+}
+
 void resume_find(struct server *s, const struct resume_wish *wish, resume_fn fn, void *user)
 {
 	struct resume *x = mem_sure(sizeof *x);
 
 	*x = (struct resume){ .server = s, .attempts_max = wish->attempts_max, .now_ms = clock_wall_ms(), .is_attempt = wish->is_attempt,
-			      .fn = fn, .user = user };
+			      .who = wish->who, .fn = fn, .user = user };
 	snprintf(x->storage, sizeof x->storage, "%s", wish->storage);
 	enum err e = begin(x, wish);
 	if (e)
 		resume_end(x, e, NULL);
+	else if (s->cluster)
+		s->hooks->find_replicas(s, &(struct ref){ .storage = str_of(x->storage), .name = str_of(x->run) }, true, &x->who,
+					on_copies, x);
 	else
-		catalogue_run(s, x->storage,
-			      &(struct catalogue_wish){ .run = str_of(x->run), .sort = STR("-time"), .size = RESUME_LOOKED_MAX },
-			      on_run, x);
+		ask_catalogue(x);
 }

@@ -6,6 +6,7 @@
 #include <jansson.h>
 
 #include "base/buf.h"
+#include "server/principal.h"
 #include "base/err.h"
 #include "base/str.h"
 
@@ -15,6 +16,7 @@ enum { RESUME_LOOKED_MAX = 100 }; /* newest checkpoints of a run that are consid
 
 /* The texts and documents are copied. */
 struct resume_wish {
+	struct principal who;
 	const char *storage;
 	struct str run;
 	int64_t world_size;            /* 0: as it was saved */
@@ -25,7 +27,8 @@ struct resume_wish {
 	bool is_attempt;               /* the answer is taken: it counts, and is in the journal before the callback */
 };
 
-/* out: {"storage","run","checkpoint":{"storage","name"}|null,"step","why","verified","attempts","attempts_max","skipped":[{"name","why"}]}.
+/* out: {"storage","run","checkpoint":{"storage","name"}|null,"step","why","verified","copy"?,"attempts","attempts_max",
+ * "skipped":[{"name","why"}]}.
  * ERR_NOT_FOUND: the run has no checkpoint: a first start. */
 typedef void (*resume_fn)(void *user, enum err e, struct buf *out);
 void resume_find(struct server *s, const struct resume_wish *wish, resume_fn fn, void *user);

@@ -9,13 +9,14 @@
 
 enum { RESUME_ATTEMPTS = 3 };
 
-/* A durable checkpoint of the run. */
+/* A checkpoint of the run. */
 struct resume_candidate {
 	const char *name;
 	const char *damaged, *unwanted;     /* why not: a verdict on its bytes; the caller's word. NULL: no objection */
 	const char *unloadable;             /* what a look at its structure found; NULL: it can be loaded, or was not looked at */
 	bool is_looked_at;
-	int64_t durable_ms;                 /* wall clock; 0: not known */
+	const void *copy;                   /* not durable: the copy in a node's memory that it is all of (resume.c); NULL: durable */
+	int64_t durable_ms;                 /* wall clock; 0: not known; of a copy: when it was made */
 	int64_t attempts, attempted_ms;     /* on record for the content that lies there now; the last one's wall clock */
 };
 

@@ -113,8 +113,8 @@ FALLIBLE enum err state_dict_put(struct state_dicts *s, const struct principal *
 /* {"state_dicts":[…short records: no ranks…],"next_page_token"?}; those the caller may see. */
 FALLIBLE enum err state_dict_list(struct state_dicts *s, const struct principal *who, uint32_t page_size, struct str page_token,
 				  struct buf *out);
-/* The same list of the replicas of a checkpoint, all of them. */
-FALLIBLE enum err state_dict_list_replicas(struct state_dicts *s, const struct principal *who, const struct ref *checkpoint,
+/* The same list of the replicas of a checkpoint, or of all checkpoints of a run (of->name), all of them. */
+FALLIBLE enum err state_dict_list_replicas(struct state_dicts *s, const struct principal *who, const struct ref *of, bool of_run,
 					   struct buf *out);
 /* {"limit","used","free"} bytes of shared memory, in that order. */
 void state_dict_shm(const struct state_dicts *s, uint64_t *limit_out, uint64_t *used_out, uint64_t *free_out);

@@ -221,7 +221,7 @@ void state_dict_replica_kept(struct state_dict *sd);     /* it is whole: those t
 /* Of a journal's row, whose slots come later. Takes the role. */
 FALLIBLE enum err state_dict_replica_take(struct state_dict *sd, json_t *role);
 void state_dict_replicas_recall(struct state_dicts *s);  /* once the slots are there */
-bool state_dict_is_replica(const struct state_dict *sd, const struct ref *checkpoint);
+bool state_dict_is_replica(const struct state_dict *sd, const struct ref *of, bool of_run);
 void state_dict_replica_put(const struct state_dict *sd, struct buf *out);
 
 /* ---- state_dict_ask.c ---- */

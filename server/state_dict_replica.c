@@ -159,10 +159,11 @@ bool state_dict_is_for_neighbour(const struct state_dicts *s, struct str name)
 	return sd && sd->replica;
 }
 
-bool state_dict_is_replica(const struct state_dict *sd, const struct ref *checkpoint)
+bool state_dict_is_replica(const struct state_dict *sd, const struct ref *of, bool of_run)
 {
-	return sd->replica && !sd->hidden && str_is(checkpoint->storage, text_of(sd, "storage")) &&
-	       str_is(checkpoint->name, text_of(sd, "name"));
+	struct str name = of_run ? ref_run(text_of(sd, "name")) : str_of(text_of(sd, "name"));
+
+	return sd->replica && !sd->hidden && str_is(of->storage, text_of(sd, "storage")) && str_eq(of->name, name);
 }
 
 void state_dict_replica_put(const struct state_dict *sd, struct buf *out)

@@ -160,7 +160,7 @@ FALLIBLE enum err state_dict_list(struct state_dicts *s, const struct principal 
 	return buf_status(out);
 }
 
-FALLIBLE enum err state_dict_list_replicas(struct state_dicts *s, const struct principal *who, const struct ref *checkpoint,
+FALLIBLE enum err state_dict_list_replicas(struct state_dicts *s, const struct principal *who, const struct ref *of, bool of_run,
 					   struct buf *out)
 {
 	const struct state_dict *sd;
@@ -168,7 +168,7 @@ FALLIBLE enum err state_dict_list_replicas(struct state_dicts *s, const struct p
 
 	buf_puts(out, "{\"state_dicts\":[");
 	map_each(&s->table, sd) {
-		if (!state_dict_is_replica(sd, checkpoint) || !state_dict_may_read(who, sd))
+		if (!state_dict_is_replica(sd, of, of_run) || !state_dict_may_read(who, sd))
 			continue;
 		buf_puts(out, comma);
 		state_dict_put_head(sd, out);

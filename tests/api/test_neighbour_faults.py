@@ -70,6 +70,8 @@ def test_a_neighbour_that_hangs_costs_a_restore_less_than_a_requests_whole_time(
     finally:
         over.set()
     assert done["bytes_from_neighbours"] == 0 and done["read_bytes"] >= ALL, done
+    asked = [(path, heads.get("Range")) for path, heads in proxy.asked if is_payload(f"{path} {heads.get('Range')}", "[01]")]
+    assert asked and len(set(asked)) == len(asked), "none of its ranges is asked for again"
 
 
 def test_a_neighbour_that_says_nothing_when_it_is_opened_costs_no_more(held, between):  # noqa: F811
@@ -82,6 +84,7 @@ def test_a_neighbour_that_says_nothing_when_it_is_opened_costs_no_more(held, bet
         assert c.api.wait(job, 20)["result"]["bytes_from_neighbours"] == 0
     finally:
         over.set()
+    assert len([path for path, _ in proxy.asked if "/digests" in path]) == 1
 
 
 def test_a_restore_reads_headers_of_a_copy_and_has_none_of_its_bytes_hashed_first(held, between):  # noqa: F811

@@ -251,6 +251,49 @@ def test_what_is_not_in_the_storage_comes_out_of_a_nodes_memory(held, tmp_path):
     c.api.post("/v1/jobs", {"kind": "load", "source": source, "target": {"state_dict": "x"}}).problem("not_found")
 
 
+def resumed(node, method="get"):
+    return getattr(node.api, method)("/v1/runs/main/run:resume").ok(200)
+
+
+def test_a_step_that_only_a_neighbour_has_is_what_a_training_goes_on_from(held, tmp_path):
+    a, b, c, source = held
+    a.put("train", large(7), generation=2, create=False)
+    job = a.api.submit("save", source={"state_dict": "train", "generation": 2}, target={"storage": "main", "name": "run/step-2"},
+                       options={"neighbours": 1})
+    (copy,) = settled(a, job)["replicas"]
+    assert "copy" not in resumed(c) and resumed(c)["step"] == 2
+    a.kill()
+    shutil.rmtree(tmp_path / "shared" / "run" / "step-2")  # the saver died before it was durable
+    for node in (b, c):
+        found = resumed(node)
+        assert found["checkpoint"]["name"] == "run/step-2" and found["step"] == 2 and "not become durable" in found["why"], found
+        assert found["copy"] == {"node": "b", "state_dict": copy["state_dict"], "generation": copy["generation"]}
+    assert c.ctl("resume", "main:run", "--look").stdout.strip() == "main:run/step-2"
+    c.api.run("load", source=found["checkpoint"], target={"state_dict": "x", "world_size": 2})
+    assert c.images("x")[0].values["step"]["json"] == 7
+    assert [resumed(c, "post")["attempts"] for _ in range(3)] == [1, 2, 3]
+    found = resumed(c)
+    assert found["checkpoint"]["name"] == "run/step-1" and found["skipped"][0]["name"] == "run/step-2" and "copy" not in found
+    shutil.rmtree(tmp_path / "shared" / "run")
+    assert resumed(b)["checkpoint"]["name"] == "run/step-2", "the run has nothing else"
+
+
+def test_the_package_resumes_from_a_neighbours_memory(pair, tmp_path):
+    a, b = pair
+    numpy = pytest.importorskip("numpy")
+    state = {"w": numpy.arange(1 << 20, dtype="float32"), "step": 3}
+    with package.daemon(f"unix://{a.socket}") as dcpd:
+        settled(a, dcpd.save(state, "main:run/step-3", neighbours=1))
+        dcpd.close()
+    a.kill()
+    shutil.rmtree(tmp_path / "shared" / "run")
+    into = {"w": numpy.zeros(1 << 20, dtype="float32"), "step": 0}
+    with package.daemon(f"unix://{b.socket}") as dcpd:
+        found = dcpd.resume("main:run", into=into)
+        dcpd.close()
+    assert (found.checkpoint, found.step) == ("main:run/step-3", 3) and (into["w"] == state["w"]).all() and into["step"] == 3
+
+
 def test_a_deleted_checkpoint_is_not_brought_back_by_a_copy(held):
     a, b, c, source = held
     save(a, lib.fresh(), "other/step-1")

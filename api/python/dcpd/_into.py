@@ -12,6 +12,7 @@ whole state dict: then all begin again, once. So they do when the checkpoint is 
 """
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -128,7 +129,9 @@ class _Target:
         self.described = _tensors.describe(self.into, None if keys is None else lambda f: _ask.selected(keys, f), self._materialize)
         arrays = self.described.arrays()
         if arrays:
-            found = place.client.checkpoints.tensors(place.object, prefix=os.path.commonprefix(list(arrays)) or None)[1]
+            found: List[Any] = []
+            with contextlib.suppress(errors.NotFound):  # a node may have it in its memory alone: the jobs find it there, or it is missing
+                found = place.client.checkpoints.tensors(place.object, prefix=os.path.commonprefix(list(arrays)) or None)[1]
             pickled = {v["fqn"]: arrays[v["fqn"]] for v in found if v["fqn"] in arrays}
             self.described = self.described.as_values(pickled) if pickled else self.described
         _tensors.check_targets(self.described)
@@ -144,7 +147,8 @@ class _Target:
         found = [(i, at) for i, (t, s) in enumerate(zip(self.described.sources, self.specs))
                  if (at := _tensors.memory(t, s)) is not None]
         found = [found[k] for k in _direct.choose([self.specs[i].nbytes for i, _ in found])]
-        self.direct = _direct.find(place, [self.specs[i] for i, _ in found], verify)
+        with contextlib.suppress(errors.NotFound):
+            self.direct = _direct.find(place, [self.specs[i] for i, _ in found], verify)
         if self.direct is not None:
             self.addresses = {k: found[k][1] for k in self.direct.boxes}
             taken = {found[k][0] for k in self.direct.boxes}
