@@ -5,26 +5,35 @@ one fault strikes, all is mended, and the jobs end. Everything is drawn from one
 
     torn      every checkpoint that can be seen is whole, and its values are those of the one request that may have made it
     lost      what a job's record called durable is there, unless a later removal or replacement took it
-    twice     the name of a job without `overwrite` shows one inode for ever, also after its removal; a key makes one job
+    twice     the name of a job without `overwrite` shows one inode for ever, also after its removal, and the object storage carries one
+              commit out; a key makes one job
     agreed    each node tells the same end of each job
+
+Links are relays: from each node to etcd, and to each node from the other ones (`Line`); to the object storage (`Proxy`, which also fails
+requests and hurts bytes). Each node has a wall clock of its own (`WallClock`).
 """
 import collections
 import contextlib
 import datetime
 import random
+import statistics
 import struct
 import threading
 import time
 
 import etcd_members
 import faults
-from etcd import Node
+from etcd import Node, free_port
+from host import WallClock
+from s3_server import Proxy
 
 import dcpd as lib
 
 FLOATS, TTL, BIG = 64, 2, 16 << 20
 NOBODY = ("cluster_unavailable", "draining", "idempotency_in_flight", "storage_unavailable", "storage_stalled", "target_busy",
           "too_many_jobs")
+S3_FAULTS = ("500", "slow", "cut", "lost", "short", "flip_up", "flip_down", 0.3)
+STEPS = (-86400, -300, -20, 20, 300, 7 * 86400)  # seconds; an object storage refuses a clock that is off by 15 minutes
 HAS_POINTS = b"is not POINT:N" in (lib.BIN / "dcpd-worker").read_bytes() if (lib.BIN / "dcpd-worker").exists() else False
 
 
@@ -32,6 +41,18 @@ def image(value, more=0):
     """more: bytes of another tensor, for jobs that take a while."""
     big = {"big": ("U8", [more], bytes(range(256)) * (more // 256))} if more else {}
     return lib.image({"t": ("F32", [FLOATS], struct.pack("<f", value) * FLOATS), **big})
+
+
+class Commits:
+    """How often the object storage has carried out a commit of each name: a write of `.metadata` that bears the mark of an attempt."""
+
+    def __init__(self, place):
+        self.place, self.counts = f"/{place}/", collections.Counter()
+
+    def heard(self, verb, path, asked, status):
+        path = path.split("?")[0]
+        if verb == "PUT" and status == 200 and path.endswith("/.metadata") and b"x-amz-meta-dcpd-mark: dcpdat" in asked.lower():
+            self.counts[path.removeprefix(self.place).removesuffix("/.metadata")] += 1
 
 
 def clock_of(text):
@@ -78,22 +99,34 @@ class Campaign:
         self.takes, self.failed, self.struck, self.alone = [], collections.Counter(), collections.Counter(), False
         self.only = None        # the nodes that requests go to; None: any
         self.delays, self.gone = [], (None, 0)
-        self.lines, self.nodes, self.faults, self.frozen = {}, {}, {}, {}
+        self.lines, self.ways, self.nodes, self.faults, self.frozen = {}, {}, {}, {}, {}
+        self.clocks, self.ahead = {}, dict.fromkeys("abc", 0)
         (home / "shared").mkdir()
-        storages = {"main": home / "shared", **({"s3": f"s3://{s3.bucket}/{home.name}-{seed}"} if s3 else {})}
+        place = f"{s3.bucket}/{home.name}-{seed}" if s3 else ""
+        self.net, self.commits = Proxy(s3.endpoint) if s3 else None, Commits(place)
+        if s3:
+            self.net.heard = self.commits.heard
         for name in "abc":
-            (home / name).mkdir()
-            self.lines[name] = etcd_members.Line(self.etcd.url)
-            self.faults[name] = faults.Faults(home / f"{name}.faults")
-            env = {**(s3.environment() if s3 else {}), **(self.faults[name].env if HAS_POINTS else {})}
-            args = ["--workers", "1", *([f"--s3=s3.endpoint={s3.endpoint}", f"--s3=s3.region={s3.region}"] if s3 else [])]
-            self.nodes[name] = Node(home / name, self.lines[name].url, name, storages, args, ttl=f"{TTL}s", env=env)
+            self.add_node(name, {"main": home / "shared", **({"s3": f"s3://{place}"} if s3 else {})})
         self.watch = Watch(home / "shared")
         self.mended()
-        for i in range(4):
-            self.save("a", "main", f"src/{i}", i)
+        for storage in ("main", "s3") if s3 else ("main",):
+            for i in range(4):
+                self.save("a", storage, f"src/{i}", i)
         self.save("a", "main", "src/big", 9, BIG)
         self.settle()
+
+    def add_node(self, name, storages):
+        s3, port = self.s3, free_port()
+        (self.home / name).mkdir()
+        self.lines[name] = etcd_members.Line(self.etcd.url)
+        self.ways[name] = etcd_members.Line(f"http://127.0.0.1:{port}")
+        self.faults[name] = faults.Faults(self.home / f"{name}.faults")
+        self.clocks[name] = WallClock(self.home / f"{name}.clock")
+        env = {**self.clocks[name].env, **(s3.environment() if s3 else {}), **(self.faults[name].env if HAS_POINTS else {})}
+        args = ["--workers", "1", *([f"--s3=s3.endpoint={self.net.endpoint}", f"--s3=s3.region={s3.region}"] if s3 else [])]
+        self.nodes[name] = Node(self.home / name, self.lines[name].url, name, storages, args, ttl=f"{TTL}s", env=env, port=port,
+                                advertise=self.ways[name].url.removeprefix("http://"))
 
     def close(self):
         self.watch.ended.set()
@@ -102,8 +135,10 @@ class Campaign:
             etcd_members.thaw(pids)
         for d in self.nodes.values():
             d.discard()
-        for line in self.lines.values():
+        for line in [*self.lines.values(), *self.ways.values()]:
             line.close()
+        if self.net:
+            self.net.__exit__()
         self.etcd.heal()
         self.etcd.stop()
 
@@ -168,7 +203,7 @@ class Campaign:
         r, n = self.random, self.number()
         kind = kind or r.choices(("save", "reshard", "replicate", "merge", "register", "delete"), (4, 4, 3, 1, 2, 2))[0]
         i, storage = r.randrange(4), self.storage()
-        source, name = {"storage": "main", "name": f"src/{i}"}, f"out/{kind}{n}"
+        source, name = {"storage": self.storage(), "name": f"src/{i}"}, f"out/{kind}{n}"
         target = {"storage": storage, "name": name}
         if kind == "save":
             return self.save(r.choice(self.up()), storage, name, n % 1000)
@@ -219,6 +254,33 @@ class Campaign:
         self.lines[name].cut()
         self.alone = True
         return name, time.time()
+
+    def cut_off(self):
+        """From etcd and from those who ask it: it still reaches the other nodes and the storages."""
+        self.ways[self.random.choice(self.up())].cut()
+        gone = self.cut()
+        self.ways[gone[0]].cut()
+        return gone
+
+    def cut_all(self):
+        """No node reaches another one, but all reach etcd."""
+        for way in self.ways.values():
+            way.cut()
+
+    def clock_jumps(self):
+        for name in self.random.sample("abc", self.random.randrange(1, 4)):
+            self.ahead[name] = self.random.choice(STEPS)
+            self.clocks[name].step(self.ahead[name])
+
+    def clocks_right(self):
+        for name, ahead in self.ahead.items():
+            if ahead:
+                self.clocks[name].step(0)
+        self.ahead = dict.fromkeys("abc", 0)
+
+    def s3_fails(self, share):
+        drawn = random.Random(self.random.random())
+        self.net.fault = lambda *_: drawn.choice(S3_FAULTS) if drawn.random() < share else None
 
     def pause_etcd(self, count):
         for m in self.random.sample(self.etcd.all, count):
@@ -274,9 +336,26 @@ class Campaign:
         elif kind == "kill two":
             self.kill()
             return self.kill()
-        elif kind == "s3" and self.s3:
+        elif kind == "cut off":
+            return self.cut_off()
+        elif kind == "cut all":
+            self.cut_all()
+        elif kind == "clock":
+            self.clock_jumps()
+        elif kind == "clock and kill":
+            self.clock_jumps()
+            return self.kill()
+        elif kind == "s3 hangs" and self.s3:
             with self.s3.paused():
                 time.sleep(r.uniform(0.2, 1))
+        elif kind == "s3 fails" and self.s3:
+            self.s3_fails(0.15)
+        elif kind == "s3 fails and kill" and self.s3:
+            self.s3_fails(0.15)
+            return self.kill()
+        elif kind == "s3 fails and hold" and self.s3 and HAS_POINTS:
+            self.s3_fails(0.1)
+            return self.hold()
         return None, 0
 
     def mended(self):
@@ -285,7 +364,11 @@ class Campaign:
         for name, pids in self.frozen.items():
             etcd_members.thaw(pids)
         self.frozen = {}
-        for name, line in self.lines.items():
+        if self.net:
+            self.net.fault = lambda *_: None
+            self.struck.update(f"s3: {what}" for what, *_ in self.net.done)
+            self.net.done = []
+        for line in [*self.lines.values(), *self.ways.values()]:
             if line.is_cut:
                 line.mend()
         for d in self.nodes.values():
@@ -307,7 +390,7 @@ class Campaign:
             self.one()
         if away:
             self.await_takeovers(away, before, since)
-            if kind in ("kill", "pause", "cut", "hold"):
+            if "etcd" not in kind:
                 self.gone = (away, since)
         elif kind.startswith("etcd"):
             time.sleep(self.random.uniform(0.5, 2 * TTL))
@@ -362,7 +445,9 @@ class Campaign:
             if end["state"] == "failed":
                 self.failed[end["error"]["code"]] += 1
             self.takes += end.get("taken_over", [])
-            self.delays += [max(0, clock_of(t["at"]) - self.gone[1]) for t in end.get("taken_over", []) if t["from"] == self.gone[0]]
+            self.delays += [clock_of(t["at"]) - self.ahead[t["to"]] - self.gone[1] for t in end.get("taken_over", [])
+                            if t["from"] == self.gone[0]]
+        self.clocks_right()
         for (storage, name), ops in self.names.items():
             if any(op in ops for op in self.ops[before:]):
                 self.check(storage, name, ops)
@@ -380,7 +465,7 @@ class Campaign:
         assert len(set(values)) == 1, f"seed {self.seed}: torn: {storage}:{name}: {set(values)}"
         return values[0]
 
-    def check(self, storage, name, ops):
+    def check(self, storage, name, ops, verify=True):
         where, may, loose = f"seed {self.seed}: {storage}:{name}", {None}, set()
         for op in ops:
             state, result = op.end["state"] if op.end else "refused", None if op.removes else op.value
@@ -400,12 +485,20 @@ class Campaign:
         once = [op for op in ops if not op.removes]
         if storage == "main" and len(once) == 1 and not once[0].overwrites:
             assert len(self.watch.inodes[name]) <= 1, f"{where} was committed {len(self.watch.inodes[name])} times: {told}"
-        if value is not None:
+        if storage == "s3" and len(once) == 1 and not once[0].overwrites:
+            assert self.commits.counts[name] <= 1, f"{where} was committed {self.commits.counts[name]} times: {told}"
+        if value is not None and verify:
             self.nodes[self.random.choice("abc")].api.run("verify", source={"storage": storage, "name": name}, level="digest")
 
     def figures(self):
         saves = [op for op in self.ops if op.job and not op.removes]
         good = [op for op in saves if op.end["state"] == "succeeded"]
         return {"seed": self.seed, "saves": len(saves), "succeeded": len(good), "failed": dict(self.failed), "takeovers": len(self.takes),
+                "takeovers timed": len(self.delays), "median takeover / TTL": round(statistics.median(self.delays or [0]) / TTL, 2),
                 "slowest takeover / TTL": round(max(self.delays, default=0) / TTL, 2),
                 "removals": sum(op.removes for op in self.ops), "faults": dict(self.struck)}
+
+    def check_all(self):
+        """What the rounds left is still so, at the end of all."""
+        for (storage, name), ops in self.names.items():
+            self.check(storage, name, ops, verify=False)

@@ -121,10 +121,10 @@ class Etcd:
 class Node(lib.Daemon):
     """A daemon of a cluster; `main` is a storage that all nodes share."""
 
-    def __init__(self, home, etcd, name, storages, args=(), ttl="2s", **kw):
-        self.name, self.http = name, free_port()
+    def __init__(self, home, etcd, name, storages, args=(), ttl="2s", port=None, advertise=None, **kw):
+        self.name, self.http = name, port or free_port()
         url, at = etcd if isinstance(etcd, str) else etcd.url, f"127.0.0.1:{self.http}"
-        args = ["--cluster", url, "--node", name, "--advertise", at, "--listen", at, "--cluster-ttl", ttl, *args]
+        args = ["--cluster", url, "--node", name, "--advertise", advertise or at, "--listen", at, "--cluster-ttl", ttl, *args]
         super().__init__(home, storages, args, tcp=False, **kw)
 
     def nodes(self):

@@ -429,14 +429,15 @@ class Proxy:
         a number        so many seconds pass before the server is asked
         a function      takes head and body of the answer, and returns those that are sent
 
-    `head` is that of the request that fault() is asked about. The server's clock is `clock` seconds ahead, in all that it says in headers;
+    `head` is that of the request that fault() is asked about; `heard(verb, path, head, status)` is told of each that the server has
+    answered. The server's clock is `clock` seconds ahead, in all that it says in headers;
     `age` more have passed since it wrote its objects.
     """
 
     def __init__(self, endpoint):
         u = urllib.parse.urlsplit(endpoint)
         self.server = (u.hostname, u.port)
-        self.fault, self.head = lambda verb, path, number: None, b""
+        self.fault, self.head, self.heard = lambda verb, path, number: None, b"", lambda *_: None
         self.lock, self.count, self.done, self.late, self.clock, self.age = threading.Lock(), 0, [], [], 0, 0
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.endpoint = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
@@ -504,7 +505,8 @@ class Proxy:
         if what == "flip_up" and body and verb == b"PUT":
             body[len(body) // 2] ^= 1
         server.sendall(head + body)
-        head, fields, body = read_message(answered)
+        question, (head, fields, body) = head, read_message(answered)
+        self.heard(verb.decode(), path.decode(), question, int(head.split(b" ")[1] if head else 0))
         for field, ahead in ((b"Date", self.clock + self.age), (b"Last-Modified", self.clock)):
             head = shifted(head, field, ahead) if ahead else head
         if body is None:

@@ -14,7 +14,8 @@
  * commit only. It first claims the commit's place (a small object under If-None-Match, which counts as no checkpoint), then completes
  * the files, each under If-None-Match, then replaces the claim by the real one under If-Match. To replace a checkpoint the claim takes the
  * place of the old commit when all bytes are on the server, and the mark lists the uploads: from then on the commit goes on only, by
- * whoever finds it. A checkpoint that is one file is its own commit.
+ * whoever finds it. A checkpoint that is one file is its own commit. A job that another node may take over claims the commit's place,
+ * too: its owner may be stopped before its last write, and go on when the checkpoint of the next owner is removed already.
  *
  * A copy keeps the names, and so has data with the number of the attempt that saved it, marked with that of the attempt that copied it.
  *

@@ -401,6 +401,50 @@ FALLIBLE enum err s3_unseal(const struct store *s, const struct s3_mark *m)
 	return alone ? notes_drop(store_top(s), m->target, !m->is_file) : OK;
 }
 
+/* False: it may be there. */
+static bool drop_marked(struct s3 *s3, const char *key, const char *mark)
+{
+	struct s3_object o;
+
+	enum err e = s3_head(s3, key, NULL, &o);
+	if (!e && strcmp(o.mark, mark) == 0)
+		e = s3_delete_if(s3, key, o.etag, NULL);
+	return !e || e == ERR_NOT_FOUND;
+}
+
+/* After a failure with the claim in place: files that came are this attempt's, for there were none before it. False: some are left. */
+static bool take_back(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit)
+{
+	CLEANUP(err_restore) struct err_info info = *err_last();
+	bool is_back = true;
+	char claim[65];
+
+	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u))
+		is_back &= !u->waits || u == commit || drop_marked(own->client, u->key, u->mark);
+	s3_attempt_mark(S3_MARK_CLAIM, m->attempt, claim);
+	return is_back && drop_marked(own->client, commit->key, claim);
+}
+
+/* Claims the place of a commit that replaces nothing, then looks at the mark. In this order whoever marks the attempt as dead finds the
+ * claim and takes it back (end_claim()), or is seen here: a process that was stopped behind its look, for however long, commits nothing,
+ * not even if what the next owner committed is removed by then. */
+static FALLIBLE enum err claim_new(struct staging *s, const struct s3_mark *m, const struct s3_upload *commit, const json_t *files,
+				   char etag_out[S3_ETAG_MAX])
+{
+	struct s3_own *own = s3_own(s->store);
+	bool lies = true;
+
+	enum err e = s3_claim(own->client, commit->key, (struct s3_condition){ S3_IF_NONE, NULL }, m, files, etag_out, &lies);
+	if (e) {
+		s->made = !lies;
+		return e;
+	}
+	e = check_mark(own->client, m, NULL, NULL);
+	if (e)
+		s->made = take_back(own, m, commit);
+	return e;
+}
+
 /* sealed_out: holds are kept out of the replacement. */
 static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, const char *replaces,
 				    bool *sealed_out)
@@ -418,12 +462,15 @@ static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, 
 		TRY(s3_folder_look(client, m->target, false, before));
 		TRY(check_free(before));
 	}
-	TRY(check_mark(client, m, replaces && !m->is_file ? before : NULL, NULL));
+	const bool claims = s->by.mark && !replaces; /* another node may take the job over */
+	TRY(claims ? claim_new(s, m, commit, NULL, etag) : check_mark(client, m, replaces && !m->is_file ? before : NULL, NULL));
 	fs_fault("commit.rename");
-	const struct s3_condition condition = { replaces ? S3_IF_ETAG : S3_IF_NONE, etag };
+	const struct s3_condition condition = { etag[0] ? S3_IF_ETAG : S3_IF_NONE, etag };
 	enum err e = s3_part_complete(commit, condition);
 	fs_fault("commit.renamed");
 	s->made = !e || is_refused(e, commit->unsure); /* else it may yet come true: a sweep looks later */
+	if (e && claims)
+		s->made = s->made && take_back(s3_own(s->store), m, commit);
 	TRY(of_write(e, commit->unsure, m->target));
 	if (!m->is_file && (commit->unsure || (s->by.mark && !is_alive(client, m)))) {
 		s->made = false;
@@ -475,30 +522,6 @@ static bool is_unsure(struct s3_own *own, const struct s3_mark *m)
 	return unsure;
 }
 
-/* False: it may be there. */
-static bool drop_marked(struct s3 *s3, const char *key, const char *mark)
-{
-	struct s3_object o;
-
-	enum err e = s3_head(s3, key, NULL, &o);
-	if (!e && strcmp(o.mark, mark) == 0)
-		e = s3_delete_if(s3, key, o.etag, NULL);
-	return !e || e == ERR_NOT_FOUND;
-}
-
-/* After a failure with the claim in place: files that came are this attempt's, for there were none before it. False: some are left. */
-static bool take_back(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit)
-{
-	CLEANUP(err_restore) struct err_info info = *err_last();
-	bool is_back = true;
-	char claim[65];
-
-	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u))
-		is_back &= !u->waits || u == commit || drop_marked(own->client, u->key, u->mark);
-	s3_attempt_mark(S3_MARK_CLAIM, m->attempt, claim);
-	return is_back && drop_marked(own->client, commit->key, claim);
-}
-
 /* before: what is replaced, whose files may be there; NULL: nothing is. */
 static FALLIBLE enum err list_files(struct s3_own *own, const struct s3_mark *m, const struct s3_upload *commit,
 				    const struct s3_folder *there, const struct s3_folder *before, json_t **out)
@@ -547,14 +570,9 @@ static FALLIBLE enum err publish_new(struct staging *s, const struct s3_mark *m,
 	TRY(s3_folder_look(own->client, m->target, true, there));
 	TRY(check_free(there));
 	TRY(list_files(own, m, commit, there, NULL, &files));
-	TRY(check_mark(own->client, m, NULL, NULL));
-	bool lies = true;
-	enum err e = s3_claim(own->client, commit->key, (struct s3_condition){ S3_IF_NONE, NULL }, m, files, etag, &lies);
-	if (e)
-		s->made = !lies;
-	TRY(e);
+	TRY(claim_new(s, m, commit, files, etag));
 	fs_fault("commit.rename");
-	e = put_files(own, m, commit, false);
+	enum err e = put_files(own, m, commit, false);
 	e = e ?: s3_part_complete(commit, (struct s3_condition){ S3_IF_ETAG, etag });
 	fs_fault("commit.renamed");
 	bool unsure = is_unsure(own, m);

@@ -288,7 +288,7 @@ static FALLIBLE enum err go_on(struct s3 *s3, const struct s3_mark *m, const str
 }
 
 /* The claim in the target, if it is this attempt's: the removal goes on, as does a commit that replaces files, another commit is taken
- * back. */
+ * back, unless it comes first. */
 static FALLIBLE enum err end_claim(const struct store *s, const struct s3_mark *m, bool *ours)
 {
 	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = NULL;
@@ -298,8 +298,6 @@ static FALLIBLE enum err end_claim(const struct store *s, const struct s3_mark *
 	bool any;
 
 	*ours = false;
-	if (m->is_file && !m->removes)
-		return OK;
 	TRY(look(s3, m->target, &f));
 	if (m->is_file)
 		memcpy(f->claim_key, m->target, sizeof f->claim_key);
@@ -314,8 +312,14 @@ static FALLIBLE enum err end_claim(const struct store *s, const struct s3_mark *
 	*ours = true;
 	if (m->goes_on)
 		return go_on(s3, m, f, o.etag);
-	if (!m->removes) /* from now on its commit fails */
-		TRY(s3_claim(s3, f->claim_key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag, NULL));
+	if (!m->removes) { /* from now on its commit fails */
+		e = s3_claim(s3, f->claim_key, (struct s3_condition){ S3_IF_ETAG, o.etag }, m, NULL, o.etag, NULL);
+		*ours = !e;
+		if (e == ERR_CHECKPOINT_EXISTS)
+			err_clear();
+		if (e)
+			return e == ERR_CHECKPOINT_EXISTS ? OK : e;
+	}
 	TRY(m->trash ? s3_trash_end(s, m) : OK);
 	if (m->is_file || m->trash) {
 		TRY(notes_drop(store_top(s), m->target, !m->is_file));
@@ -398,7 +402,7 @@ static bool is_own(const char *key, const char *mark)
 	return !mark || fence_is_of(key, job_of(key), mark);
 }
 
-/* A commit reads its mark before its last write, whose condition does the rest. */
+/* A commit reads its mark behind its claim, which s3_recover() takes back, and before its last write, whose condition does the rest. */
 enum err s3_fence(const struct store_job *by, const struct store *s, const char *name)
 {
 	struct s3 *s3 = s3_own(s)->client;
@@ -492,7 +496,7 @@ static FALLIBLE enum err sweep_dead(const struct store *s, struct s3_mark *m, co
 			(void)json_object_set_new(k->others, m->key, json_string(m->etag));
 		return OK;
 	}
-	TRY(m->trash ? end_claim(s, m, &ours) : OK); /* it came late */
+	TRY(end_claim(s, m, &ours)); /* it came late */
 	if (m->meets[0] && age < S3_OTHERS_MS) { /* another host may not know yet, and write its files to their end */
 		out->later_ms = S3_OTHERS_MS - age;
 		return s3_drop_data(s3, m->target, m->attempt);
