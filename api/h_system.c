@@ -34,6 +34,24 @@ FALLIBLE enum err h_livez(struct req *r)
 	return req_json(r, 200, &b);
 }
 
+/* etcd's words, keys and address are for callers who may see them. */
+static void put_cluster_warnings(const struct req *r, bool is_first, struct buf *out)
+{
+	const char *apart = cluster_problem(r->core->cluster), *odd = cluster_oddity(r->core->cluster);
+	char text[900];
+
+	if (apart) {
+		snprintf(text, sizeof text, "this node is not in its cluster, and goes on with its own work: %s",
+			 r->caller.known ? apart : "dcpctl nodes says why");
+		buf_puts(out, is_first ? "" : ",");
+		buf_json_str(out, str_of(text));
+	}
+	if (odd && r->caller.known) {
+		buf_puts(out, is_first && !apart ? "" : ",");
+		buf_json_str(out, str_of(odd));
+	}
+}
+
 FALLIBLE enum err h_readyz(struct req *r)
 {
 	struct buf b = BUF_INIT(2 * CONFIG_PATH_MAX);
@@ -46,7 +64,7 @@ FALLIBLE enum err h_readyz(struct req *r)
 	}
 	const char *unconfined = gang_unconfined(r->core->gangs);
 	bool full = journal_may_write(r->core->journal) != OK;
-	const char *apart = cluster_problem(r->core->cluster);
+	bool apart = cluster_problem(r->core->cluster) != NULL;
 	buf_printf(&b, "{\"status\":\"%s\",\"warnings\":[", full || apart ? "degraded" : "ready");
 	if (full)
 		buf_json_str(&b, str_of(err_last()->text));
@@ -57,14 +75,7 @@ FALLIBLE enum err h_readyz(struct req *r)
 		buf_puts(&b, full ? "," : "");
 		buf_json_str(&b, str_of(text));
 	}
-	if (apart) {
-		char text[900];
-		/* etcd's own words, and its address, are for callers who may see them */
-		snprintf(text, sizeof text, "this node is not in its cluster, and goes on with its own work: %s",
-			 r->caller.known ? apart : "dcpctl nodes says why");
-		buf_puts(&b, full || unconfined ? "," : "");
-		buf_json_str(&b, str_of(text));
-	}
+	put_cluster_warnings(r, !full && !unconfined, &b);
 	buf_puts(&b, "]}");
 	return req_json(r, 200, &b);
 }

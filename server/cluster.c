@@ -28,6 +28,11 @@ const char *cluster_problem(const struct cluster *c)
 	return c && c->problem[0] ? c->problem : NULL;
 }
 
+const char *cluster_oddity(const struct cluster *c)
+{
+	return c && c->odd[0] ? c->odd : NULL;
+}
+
 /* ---- beats ---- */
 
 static void on_beat(void *user);
@@ -312,6 +317,10 @@ static void on_looked(void *user, enum err e, const json_t *answer)
 	if (!e && !etcd_succeeded(answer)) { /* the lease was over for a moment */
 		c->joined = false;
 		e = ERR(CLUSTER_UNAVAILABLE, "etcd has not heard of this node for longer than --cluster-ttl: it joins again");
+	}
+	if (!e && !cluster_is_described(c)) {
+		c->joined = false;
+		e = ERR(CLUSTER_UNAVAILABLE, "what this node says of itself in etcd was removed or overwritten: it joins again");
 	}
 	if (e) {
 		fail(c);

@@ -28,6 +28,8 @@ FALLIBLE enum err cluster_new(struct server *s, struct cluster **out);
 void cluster_leave(struct cluster *c);                /* gives the lease back, if etcd answers soon */
 void cluster_free(struct cluster *c);                 /* after it nothing that was posted to the loop may run */
 const char *cluster_problem(const struct cluster *c); /* why this node is not in the cluster now; NULL: it is, or there is none */
+const char *cluster_oddity(const struct cluster *c);  /* which values in etcd are none of dcpd's, and passed over; NULL: none */
+
 /* ---- other nodes (cluster_forward.c) ---- */
 enum { CLUSTER_HEADERS_MAX = 8, CLUSTER_NODE_TEXT = 65 };
 bool cluster_is_peer(const struct cluster *c, const char *authorization);   /* the header of a request: does a node send it? */

@@ -53,6 +53,11 @@ const char *cluster_other(const struct cluster *c, uint32_t *index_io)
 	return NULL;
 }
 
+static bool speaks_our_protocol(const struct cluster_node *n)
+{
+	return etcd_number(n->member, "protocol") == CLUSTER_PROTOCOL;
+}
+
 static bool has_storage(const struct cluster_node *n, const char *storage)
 {
 	const json_t *one;
@@ -69,7 +74,7 @@ FALLIBLE enum err cluster_taker(const struct cluster *c, const char *const *stor
 	const struct cluster_node *best = NULL;
 
 	each(n, c->nodes.v, c->nodes.n) {
-		bool has_all = n->state == CLUSTER_JOINED && !is_self(c, n);
+		bool has_all = n->state == CLUSTER_JOINED && !is_self(c, n) && speaks_our_protocol(n);
 		for (size_t i = 0; i < count && has_all; i++)
 			has_all = has_storage(n, storages[i]);
 		if (has_all && (!best || n->jobs < best->jobs))
@@ -90,7 +95,7 @@ const char *cluster_neighbour(const struct cluster *c, uint32_t index)
 		self++;
 	for (uint64_t i = 1; i < n; i++) {
 		const struct cluster_node *node = &c->nodes.v[(self + i) % n];
-		if (self < n && node->state == CLUSTER_JOINED && index-- == 0)
+		if (self < n && node->state == CLUSTER_JOINED && speaks_our_protocol(node) && index-- == 0)
 			return node->name;
 	}
 	return NULL;
@@ -162,7 +167,7 @@ static FALLIBLE enum err find_node(const struct cluster *c, const char *name, co
 			*out = n;
 	if (!*out || (*out)->state == CLUSTER_AWAY)
 		return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" is away", name);
-	if (etcd_number((*out)->member, "protocol") != CLUSTER_PROTOCOL)
+	if (!speaks_our_protocol(*out))
 		return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" (version %.40s) speaks another protocol than this one: update the older one",
 			   name, member_text(*out, "version"));
 	return cluster_may_trust(c, *out);

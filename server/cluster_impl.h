@@ -51,6 +51,8 @@ struct cluster {
 	bool joined, refused, drained, leaving;
 	bool tried;                  /* the first attempt to join has ended */
 	char problem[700];           /* "": none */
+	char odd[700];               /* which values of etcd the last look passed over; "": none */
+	uint32_t odd_count;
 	int64_t told_jobs;           /* of the alive key's value; -1: unknown */
 	bool told_draining;
 	uint64_t looks, failures;
@@ -115,4 +117,5 @@ FALLIBLE enum err cluster_take_up(struct cluster *c, const char *id, json_t *val
 /* Takes what four ranges have answered, from the index on: members, alive, drained, gone. */
 FALLIBLE enum err cluster_take(struct cluster *c, const json_t *answer, size_t index);
 void cluster_looked(struct cluster *c);                 /* those who wait are answered */
+bool cluster_is_described(const struct cluster *c);     /* the last look has seen what this node says of itself */
 void cluster_nodes_free(struct cluster *c);

@@ -149,18 +149,28 @@ static void add(json_t *list, json_t *one)
 	(void)json_array_append_new(list, one); /* NULL makes the transaction one without memory, which etcd_txn() tells */
 }
 
+/* NULL: the journal lacks it. An ended job may have left memory before etcd has heard of its end: its row does not say that others may
+ * have it, and without that the end would be written over a new owner's. */
+static struct job *find_job(struct cluster *c, const char *id)
+{
+	struct job *j;
+
+	if (job_find(c->server, str_of(id), &j)) {
+		err_clear();
+		return NULL;
+	}
+	j->shared = j->shared || job_may_be_shared(j);
+	return j;
+}
+
 /* etcd's part of one note. false: the job is gone. */
 static bool put_note(struct cluster *c, struct cluster_note *note, struct batch *b)
 {
 	char jobs[CLUSTER_KEY_MAX], live[CLUSTER_KEY_MAX], name[CLUSTER_NAME_MAX + JOB_ID_LEN + 2];
 	CLEANUP(json_decrefp) json_t *ids = NULL, *value = NULL;
-	struct job *j;
+	struct job *j = find_job(c, note->id);
 
-	if (job_find(c->server, str_of(note->id), &j)) {
-		err_clear();
-		return false;
-	}
-	if (j->moved)
+	if (!j || j->moved)
 		return false;
 	bool ended = job_state_ended(j->state), may_share = j->shared && !ended;
 	cluster_key(c, "jobs/", j->id, jobs);
@@ -197,10 +207,9 @@ static void unsend(struct cluster *c)
 
 static void take_note(struct cluster *c, struct cluster_note *note, int64_t revision)
 {
-	struct job *j;
+	struct job *j = find_job(c, note->id);
 
-	if (job_find(c->server, str_of(note->id), &j)) {
-		err_clear();
+	if (!j) {
 		drop(c, note);
 		return;
 	}
@@ -230,10 +239,10 @@ static void examine(struct cluster *c, struct cluster_note *note, const json_t *
 {
 	const json_t *live = json_array_get(etcd_rows(answer, 0), 0), *row = json_array_get(etcd_rows(answer, 1), 0);
 	CLEANUP(json_decrefp) json_t *value = NULL;
-	struct job *j;
+	struct job *j = find_job(c, note->id);
 
 	note->sent = false;
-	if (job_find(c->server, str_of(note->id), &j) || (row && etcd_value(row, &value))) {
+	if (!j || (row && etcd_value(row, &value))) {
 		err_clear();
 		drop(c, note);
 		return;
@@ -360,11 +369,9 @@ static void settle_one(struct cluster_settling *s, const struct own_key *k, cons
 {
 	struct cluster *c = s->cluster;
 	CLEANUP(json_decrefp) json_t *value = NULL;
-	struct job *j = NULL;
+	struct job *j = find_job(c, k->id);
 
 	if (row && etcd_value(row, &value))
-		err_clear();
-	if (job_find(c->server, str_of(k->id), &j))
 		err_clear();
 	if (!k->revision && (!j || j->moved))
 		return;
@@ -636,7 +643,9 @@ static void on_pruned(void *, enum err, const json_t *)
 	err_clear();
 }
 
-static void on_first(void *user, enum err e, const json_t *answer)
+static void prune_page(struct cluster *c, const struct pruning *which, json_t *page);
+
+static void on_page_to_prune(void *user, enum err e, const json_t *answer)
 {
 	struct pruning p = *(struct pruning *)user;
 	struct cluster *c = p.cluster;
@@ -663,6 +672,8 @@ static void on_first(void *user, enum err e, const json_t *answer)
 	err_clear();
 	if (json_array_size(deletes) == 0) {
 		json_decref(deletes);
+		if (!e && beyond > 0 && etcd_has_more(answer, 1)) /* none of this page may go: others behind it may */
+			prune_page(c, &p, etcd_range_behind(prefix, json_array_get(etcd_rows(answer, 1), i - 1), PRUNE_PAGE));
 		return;
 	}
 	if (beyond > 0)
@@ -670,16 +681,23 @@ static void on_first(void *user, enum err e, const json_t *answer)
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), deletes, json_array()), on_pruned, NULL);
 }
 
-/* Of a folder of etcd, the first keys beyond --keep-jobs go, in the order of first(). may_go: of a row; NULL: all may. */
-static void prune_folder(struct cluster *c, const char *folder, json_t *(*first)(const char *prefix, uint32_t limit), may_go_fn may_go)
+static void prune_page(struct cluster *c, const struct pruning *which, json_t *page)
 {
 	struct pruning *p = mem_sure(sizeof *p);
 	char prefix[CLUSTER_KEY_MAX];
 
-	*p = (struct pruning){ c, folder, may_go };
-	cluster_key(c, folder, "", prefix);
-	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o, o]", etcd_count(prefix), first(prefix, PRUNE_PAGE)),
-						 json_array()), on_first, p);
+	*p = *which;
+	cluster_key(c, which->folder, "", prefix);
+	json_t *asked = json_pack("[o, o]", etcd_count(prefix), page);
+	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), asked, json_array()), on_page_to_prune, p);
+}
+
+/* Of a folder of etcd, the first keys beyond --keep-jobs go, in the order of first(). may_go: of a row; NULL: all may. */
+static void prune_folder(struct cluster *c, const char *folder, json_t *(*first)(const char *prefix, uint32_t limit), may_go_fn may_go)
+{
+	char prefix[CLUSTER_KEY_MAX];
+
+	prune_page(c, &(struct pruning){ c, folder, may_go }, first(cluster_key(c, folder, "", prefix), PRUNE_PAGE));
 }
 
 /* Jobs that have not ended stay, unless their node was forgotten. */

@@ -30,6 +30,27 @@ static struct cluster_node *find(const struct cluster *c, struct str name)
 	return NULL;
 }
 
+/* A value that is none of dcpd's is named and passed over: nobody else's key keeps a node out of its cluster. */
+static FALLIBLE enum err pass_over(struct cluster *c, const json_t *row, enum err e)
+{
+	CLEANUP(buf_free) struct buf key = BUF_INIT(CLUSTER_KEY_MAX), shown = BUF_INIT(8 * CLUSTER_KEY_MAX);
+	struct err_info info = *err_last();
+
+	if (e != ERR_CLUSTER_UNAVAILABLE)
+		return e;
+	if (etcd_key(row, "", &key) || key.len == 0) { /* no row of etcd's */
+		err_restore(&info);
+		return e;
+	}
+	err_clear();
+	buf_json_str(&shown, (struct str){ (const char *)key.p, key.len });
+	TRY(buf_status(&shown));
+	if (c->odd_count++ == 0)
+		snprintf(c->odd, sizeof c->odd, "etcd holds values that are none of dcpd's, which are passed over: %.*s", (int)shown.len,
+			 shown.p);
+	return OK;
+}
+
 /* The name in a row's key. ERR_CLUSTER_UNAVAILABLE: it is none. */
 static FALLIBLE enum err name_of(const struct cluster *c, const char *kind, const json_t *row, char out[CLUSTER_NAME_MAX + 1])
 {
@@ -53,8 +74,14 @@ static FALLIBLE enum err take_members(struct cluster *c, const json_t *rows)
 	json_array_foreach(rows, i, row) {
 		TRY(vec_push(&c->nodes, &n));
 		*n = (struct cluster_node){ .state = CLUSTER_AWAY, .jobs = -1 };
-		TRY(name_of(c, "members/", row, n->name));
-		TRY(etcd_value(row, &n->member));
+		enum err e = name_of(c, "members/", row, n->name);
+		if (e) {
+			c->nodes.n--;
+			TRY(pass_over(c, row, e));
+			continue;
+		}
+		e = etcd_value(row, &n->member); /* without it the node is known, and nothing is sent to it */
+		TRY(e ? pass_over(c, row, e) : OK);
 	}
 	return OK;
 }
@@ -67,9 +94,10 @@ static FALLIBLE enum err take_alive(struct cluster *c, const json_t *rows)
 
 	json_array_foreach(rows, i, row) {
 		CLEANUP(json_decrefp) json_t *value = NULL;
-		TRY(name_of(c, "alive/", row, name));
-		TRY(etcd_value(row, &value));
-		struct cluster_node *n = find(c, str_of(name));
+		enum err e = name_of(c, "alive/", row, name);
+		struct cluster_node *n = e ? NULL : find(c, str_of(name));
+		e = e ?: etcd_value(row, &value); /* whatever it is, the node's lease is not over */
+		TRY(e ? pass_over(c, row, e) : OK);
 		if (!n)
 			continue;
 		n->jobs = etcd_number(value, "jobs");
@@ -89,7 +117,11 @@ static FALLIBLE enum err take_drained(struct cluster *c, const json_t *rows)
 	size_t i;
 
 	json_array_foreach(rows, i, row) {
-		TRY(name_of(c, "drained/", row, name));
+		enum err e = name_of(c, "drained/", row, name);
+		if (e) {
+			TRY(pass_over(c, row, e));
+			continue;
+		}
 		struct cluster_node *n = find(c, str_of(name));
 		self = self || strcmp(name, c->name) == 0;
 		if (n && n->state == CLUSTER_JOINED)
@@ -103,12 +135,30 @@ static FALLIBLE enum err take_drained(struct cluster *c, const json_t *rows)
 
 FALLIBLE enum err cluster_take(struct cluster *c, const json_t *answer, size_t index)
 {
+	uint32_t before = c->odd_count;
+
 	drop_nodes(c);
+	c->odd[0] = '\0';
+	c->odd_count = 0;
 	TRY(take_members(c, etcd_rows(answer, index)));
 	TRY(take_alive(c, etcd_rows(answer, index + 1)));
 	TRY(take_drained(c, etcd_rows(answer, index + 2)));
 	c->has_gone = json_array_size(etcd_rows(answer, index + 3)) > 0;
+	if (c->odd_count > 1) {
+		size_t n = strlen(c->odd);
+		snprintf(c->odd + n, sizeof c->odd - n, " and %u more", c->odd_count - 1);
+	}
+	if (c->odd_count && c->odd_count != before)
+		log_warn("passes values in etcd over", "why", c->odd, NULL);
 	return OK;
+}
+
+/* Was this node's own description there? */
+bool cluster_is_described(const struct cluster *c)
+{
+	const struct cluster_node *n = find(c, str_of(c->name));
+
+	return n && json_is_string(json_object_get(n->member, "id"));
 }
 
 bool cluster_has_gone(const struct cluster *c)
@@ -145,8 +195,8 @@ FALLIBLE enum err cluster_put_nodes(const struct cluster *c, struct buf *out)
 	if (c) {
 		buf_puts(out, "\"node\":");
 		buf_json_str(out, str_of(c->name));
-		if (c->problem[0])
-			buf_json_member(out, ",\"problem\":", str_of(c->problem));
+		if (c->problem[0] || c->odd[0])
+			buf_json_member(out, ",\"problem\":", str_of(c->problem[0] ? c->problem : c->odd));
 		buf_puts(out, ",");
 	}
 	buf_puts(out, "\"nodes\":[");

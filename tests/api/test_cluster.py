@@ -1,5 +1,6 @@
 """Nodes of a cluster on a real etcd: who is there, who is drained, and what an etcd does that is away, wrong or read-only."""
 import base64
+import json
 import os
 import signal
 import time
@@ -188,7 +189,7 @@ def test_an_etcd_that_hangs(cluster, own):
     lib.wait_for(lambda: "cluster" not in a.warnings(), 30, "the cluster again")
 
 
-def test_another_clusters_etcd_is_refused(cluster, own, tmp_path):
+def test_the_etcd_of_another_cluster_or_of_a_newer_protocol_is_refused(cluster, own, tmp_path):
     a = cluster("a", at=own)
     a.sees(a="joined")
     a.stop()
@@ -199,6 +200,11 @@ def test_another_clusters_etcd_is_refused(cluster, own, tmp_path):
     with pytest.raises(AssertionError, match="another cluster than the one"):
         a.start()
     b.sees(b="joined")
+    b.stop()
+    at = f"/{tmp_path.name}/cluster"
+    own.put(at, json.dumps({**own.keys(at)[at], "protocol": 2}))
+    with pytest.raises(AssertionError, match="speaks a newer protocol than this dcpd: update it"):
+        b.start()
 
 
 def test_keys_that_are_not_dcpds_are_left_alone(cluster, server, tmp_path):

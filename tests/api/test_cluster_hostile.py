@@ -71,6 +71,43 @@ def test_a_new_state_directory_of_a_name_is_the_next_owner(cluster, server, tmp_
     assert not [n for n in os.listdir(tmp_path / "shared") if n.startswith(f".dcpd-{job}-") and "fence" not in n]
 
 
+def test_a_value_that_is_none_of_dcpds_is_named_and_passed_over(pair, server, tmp_path):  # noqa: F811
+    a, b = pair
+    key = f"{prefix(tmp_path)}/members/odd"
+    server.put(key, "[]")
+    server.put(f"{prefix(tmp_path)}/members/b", "no JSON")
+    a.sees(a="joined", b="joined", odd="away")
+    lib.wait_for(lambda: key in a.warnings() and "members/b" not in a.warnings(), 20, "b describes itself anew")
+    shown = a.api.get("/v1/nodes").ok(200)
+    assert key in shown["problem"] and a.api.get("/readyz").ok(200)["status"] == "ready", shown
+    assert next(n for n in shown["nodes"] if n["name"] == "b")["advertise"] == f"127.0.0.1:{b.http}"
+    save(a, "beside")
+    a.ctl("forget", "odd", check=True)
+    lib.wait_for(lambda: not a.warnings(), 20, "no warning")
+
+
+def test_a_node_of_another_protocol_is_shown_and_sent_nothing(pair, server, tmp_path):  # noqa: F811
+    """As in an upgrade, node by node, to a version whose nodes speak otherwise."""
+    a, b = pair
+    at = f"{prefix(tmp_path)}/"
+    member = server.keys(f"{at}members/")[f"{at}members/b"]
+    with socket.create_server(("127.0.0.1", 0)) as newer:
+        where = f"127.0.0.1:{newer.getsockname()[1]}"
+        server.put(f"{at}members/aa", json.dumps({**member, "id": "n", "mark": "ZZZZZZZ", "advertise": where, "url": f"http://{where}",
+                                                  "version": "9.0.0", "protocol": 2}))
+        server.put(f"{at}alive/aa", json.dumps({"id": "n", "advertise": where, "jobs": 0, "draining": False}))
+        for d in pair:
+            d.sees(a="joined", aa="joined", b="joined")
+        save(a, "one")
+        assert a.api.get("/v1/jobs").ok(200)["nodes_silent"] == ["aa"]
+        a.api.post("/v1/nodes/a:drain?wait=20s").ok(200)
+        job = a.api.submit("verify", source={"storage": "main", "name": "one"}, level="structure")
+        assert a.api.wait(job["id"])["node"] == "b", "aa, which has fewer jobs and is the first by name, is passed over"
+        newer.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            newer.accept()
+
+
 @pytest.mark.long
 def test_values_of_a_megabyte_are_no_end_of_a_node(pair, server, tmp_path):  # noqa: F811
     a, b = pair

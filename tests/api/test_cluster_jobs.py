@@ -161,3 +161,26 @@ def test_only_nodes_speak_for_others(pair, server, tmp_path):
     read = {"Dcpd-Caller": "1000 1 0 ci"}
     assert ask(secret, read).status == 200
     ask(secret, read, "POST", "/v1/nodes/a:drain").problem("forbidden")
+
+
+def test_records_of_jobs_are_pruned_and_those_that_have_not_ended_stay(cluster, server, tmp_path):  # noqa: F811
+    """--keep-jobs is for those of all nodes together; what waits for a node stays until the node is forgotten."""
+    at = f"/{tmp_path.name}/jobs/"
+    a, b = cluster("a", "b", args=["--keep-jobs", "72/30d"])
+    a.sees(a="joined", b="joined")
+    waiting = [f"01J000000000000000000{n:02}BBB" for n in range(70)]  # more than a page of them
+    b.stop()
+    for job in waiting:
+        server.put(f"{at}{job}", json.dumps({"node": "b", "job": {"id": job, "kind": "save", "state": "queued", "node": "b"}}))
+    save(a, "run/step-1")
+    ids = [a.api.run("verify", source={"storage": "main", "name": "run/step-1"}, level="structure")["id"] for _ in range(5)]
+    a.stop()
+    a.start()
+    left = lib.wait_for(lambda: len(got := server.keys(at)) == 72 and sorted(got), 20, "the oldest ended ones are gone")
+    assert left == [f"{at}{job}" for job in (*waiting, *ids[-2:])]
+    a.ctl("forget", "b", check=True)
+    for _ in range(2):
+        a.api.run("verify", source={"storage": "main", "name": "run/step-1"}, level="structure")
+    a.stop()
+    a.start()
+    lib.wait_for(lambda: not {k.removeprefix(at) for k in server.keys(at)} & set(waiting[:2]), 20, "nobody has them")

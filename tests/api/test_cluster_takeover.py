@@ -7,6 +7,7 @@ import re
 import signal
 import time
 
+from etcd_members import Line
 from test_cluster import cluster, own, pair, server  # noqa: F401
 from test_cluster_jobs import save
 
@@ -175,3 +176,28 @@ def test_a_job_that_goes_on_after_a_restart_is_no_ended_one(cluster):  # noqa: F
     for _ in range(12):
         a.api.run("verify", source={"storage": "main", "name": "src"}, level="structure")
     assert a.api.wait(job)["state"] == "succeeded" and a.alive()
+
+
+def test_an_end_that_etcd_never_heard_of_gives_way_when_its_record_has_left_memory(cluster, server, tmp_path):  # noqa: F811
+    """As at a node that has many jobs: those that ended are read from the journal again."""
+    line = Line(server.url)
+    try:
+        a, b = cluster("a", at=line.url, args=["--keep-jobs", "64/30d"], ttl="6s"), cluster("b", ttl="6s")
+        a.sees(a="joined", b="joined")
+        big(a, "src")
+        job = slow_reshard(a, "src", "dst")["id"]
+        known_to_etcd(a, job)
+        line.cut()
+        assert a.api.wait(job)["state"] == "succeeded"
+        lib.wait_for(lambda: b.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b", 30, "b has it")
+        assert b.api.wait(job)["state"] == "succeeded"
+        for _ in range(4):
+            a.api.run("verify", source={"storage": "main", "name": "src"}, level="structure")
+        time.sleep(2.5)  # the journal is pruned, and ended jobs leave memory
+        line.mend()
+        a.sees(a="joined", b="joined")
+        lib.wait_for(lambda: a.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b", 20, "a gives way")
+        key = f"/{tmp_path.name}/jobs/{job}"
+        assert server.keys(key)[key]["node"] == "b"
+    finally:
+        line.close()

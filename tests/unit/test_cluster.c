@@ -58,22 +58,32 @@ static void states_follow_from_what_etcd_holds(void **)
 	cluster_nodes_free(&c);
 }
 
-static void values_that_are_none_of_dcpds_are_refused(void **)
+static void values_that_are_none_of_dcpds_are_named_and_passed_over(void **)
 {
 	static const struct {
 		const char *key, *value;
+		bool is_node; /* its name is known */
 	} bad[] = {
-		{ "/t/members/a", "no JSON" },
-		{ "/t/members/a", "[]" },
-		{ "/t/members/", "{}" },
-		{ "/other/members/a", "{}" },
-		{ "/t/members/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "{}" },
+		{ "/t/members/a", "no JSON", true },
+		{ "/t/members/a", "[]", true },
+		{ "/t/members/", "{}", false },
+		{ "/other/members/a", "{}", false },
+		{ "/t/members/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "{}", false },
 	};
 
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		struct cluster c = { .server = &server, .name = "b" };
-		CLEANUP(json_decrefp) json_t *doc = answer_of(json_pack("[o]", row(bad[i].key, bad[i].value)), json_array(), json_array());
-		assert_int_equal(cluster_take(&c, doc, 0), ERR_CLUSTER_UNAVAILABLE);
+		CLEANUP(json_decrefp) json_t *doc = answer_of(
+			json_pack("[o, o]", row(bad[i].key, bad[i].value), row("/t/members/b", "{\"id\":\"1\"}")),
+			json_pack("[o, o]", row("/t/alive/a", "no JSON"), row("/t/alive/b", "{\"jobs\":3}")),
+			json_pack("[o]", row("/t/drained/", "{}")));
+		assert_int_equal(cluster_take(&c, doc, 0), OK);
+		assert_int_equal(c.nodes.n, 1 + bad[i].is_node);
+		assert_int_equal(c.nodes.v[bad[i].is_node].jobs, 3);
+		assert_int_equal(c.nodes.v[0].state, CLUSTER_JOINED); /* its lease is not over */
+		assert_non_null(strstr(cluster_oddity(&c), bad[i].key));
+		assert_non_null(strstr(cluster_oddity(&c), " and 2 more"));
+		assert_true(cluster_is_described(&c));
 		cluster_nodes_free(&c);
 	}
 }
@@ -151,7 +161,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(states_follow_from_what_etcd_holds),
-		cmocka_unit_test(values_that_are_none_of_dcpds_are_refused),
+		cmocka_unit_test(values_that_are_none_of_dcpds_are_named_and_passed_over),
 		cmocka_unit_test(an_answer_of_something_else_is_no_crash),
 		cmocka_unit_test(numbers_are_strings_and_may_be_missing),
 		cmocka_unit_test(of_many_copies_the_newest_are_known),
