@@ -54,6 +54,7 @@ def kinds():
     yield "small", few
     yield "one", {"big": torch.randn(3_000_001, generator=g)}
     yield "other order", {"a": torch.randn(200_000, generator=g), "x": np.arange(100_000.0), "b": torch.randn(200_000, generator=g)}
+    yield "beside", {"a": torch.randn(10_000, generator=g), "x": np.arange(5_000.0), "b": torch.randn(4_000, generator=g)}
     yield "nothing", {"z": torch.zeros(0, 3), "v": 1}
 
 
@@ -73,6 +74,8 @@ def test_what_is_told_is_there(monkeypatch, kind, sd, known, threads):
     is written over that it has not taken."""
     monkeypatch.setenv("DCPD_COPY_THREADS", threads)
     monkeypatch.setattr(_copy, "step", lambda: 100_000)
+    if kind == "beside":
+        monkeypatch.setattr(_tensors, "BIG", 30_000)  # all of it in one step, by two kinds of copies
     d = _tensors.describe(sd)
     d = d if known else d._replace(outline=None)
     layout = image.Layout(d.specs(), d.paths)
@@ -98,9 +101,7 @@ def test_what_is_told_is_there(monkeypatch, kind, sd, known, threads):
 
             monkeypatch.setattr(_ring.Ring, "told", told)
             _tensors.copy_out(d, _tensors.Views(ring.buffer, len(header), layout, ring))
-            monkeypatch.undo()
-            monkeypatch.setenv("DCPD_COPY_THREADS", threads)
-            monkeypatch.setattr(_copy, "step", lambda: 100_000)
+            monkeypatch.setattr(_ring.Ring, "told", real)
             assert len(whole) == size
             check(_load.tensors_of(bytes(whole), image.parse(bytes(whole))), {k: x for k, x in sd.items() if k != "v"})
     finally:

@@ -565,9 +565,10 @@ class _Part:
             _copy.populate(v.address + self._begin, self._end - self._begin)
         self._batch.run(at if self._small is None else [at[k] for k in self._small])
         bulk_out(self._views, [d.sources[c] for c in self._bulk])
-        if self._single:
-            _move(d, v, True, only=self._single, way=way)
         blocks = [(to, at[k], n) for k, to, _, n in self._large]
+        if self._single:
+            _move(d, v, True, only=self._single, way=way, blocks=blocks)
+            blocks = []
         if ring is None:
             _copy.copy(blocks, None, way)
         else:
@@ -623,10 +624,11 @@ def copy_in(d: Described, v: Views, skip: Callable[[str], bool], done: Collectio
 
 
 def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool]] = None, only: Optional[Sequence[int]] = None,
-          way: Optional[_copy.Way] = None) -> None:
+          way: Optional[_copy.Way] = None, blocks: Sequence[_copy.Block] = ()) -> None:
+    """blocks: plain memory that goes there as well; in a ring what is copied is told in order, so all of it has to be known here."""
     torch, np = torch_module(), numpy_module()
     chunks, base, ring = v.layout.chunks, v.address if v.layout.data_bytes else 0, v.ring
-    blocks: List[_copy.Block] = []
+    blocks = list(blocks)
     ours: List[Any] = []
     theirs: List[Any] = []
     keep: List[Any] = []
