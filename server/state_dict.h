@@ -138,6 +138,7 @@ struct state_dict_use {
 	struct state_dict_rank_use *ranks;   /* world_size of them */
 	char job[27];
 	bool makes, numbered;                /* of state_dict_make: not yet announced; its generation is known */
+	bool writes;                         /* of state_dict_use_rank: into the slot */
 	struct state_dict_use *next;         /* all uses of one state dict */
 	struct state_dict *owner;
 };
@@ -151,7 +152,7 @@ FALLIBLE enum err state_dict_use_held(struct state_dicts *s, const struct princi
 FALLIBLE enum err state_dict_check(struct state_dicts *s, const struct principal *who, struct str name, int64_t generation,
 				   int64_t *generation_out, uint64_t *image_bytes_out);
 /* A hold on one rank's slot alone, of which the other ranks of the use have nothing: to write into it, as long as it is open (seal and
- * fill are refused meanwhile), or to read from it, once it is sealed. ERR_STATE_CONFLICT. */
+ * fill are refused meanwhile; a ring that is being filled may be written to), or to read from it, once it is sealed. ERR_STATE_CONFLICT. */
 FALLIBLE enum err state_dict_use_rank(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 				      bool to_write, struct state_dict_use **out);
 void state_dict_unuse(struct state_dict_use **use);

@@ -323,7 +323,7 @@ static FALLIBLE enum err check_seal(struct state_dict *sd, uint32_t rank, int64_
 	if (!sl)
 		return err_at_rank(ERR(STATE_CONFLICT, "rank %u has no open slot for generation %jd: reserve it first", rank,
 				       (intmax_t)generation), rank);
-	if (sl->uses && !sl->filling)
+	if (sl->is_written)
 		return err_at_rank(ERR(STATE_CONFLICT, "generation %jd is being copied from a device: wait for that",
 				       (intmax_t)generation), rank);
 	if (image_bytes < 8 || (image_bytes > sl->bytes && !through_ring && !sl->ring.bytes))

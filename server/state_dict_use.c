@@ -141,10 +141,15 @@ FALLIBLE enum err state_dict_use_rank(struct state_dicts *s, const struct princi
 		return err_at_rank(ERR(STATE_CONFLICT, to_write ? "rank %jd has no open slot for generation %jd: reserve it first"
 								: "rank %jd has not sealed generation %jd", (intmax_t)rank,
 				       (intmax_t)generation), rank);
-	if (to_write && (sl->uses || sl->filling))
+	bool through_ring = to_write && sl->ring.bytes; /* the save reads it meanwhile, below what its filler says is there */
+	if (through_ring)
+		TRY(state_dict_ring_check(sd, (uint32_t)rank, generation));
+	if (to_write && (sl->is_written || (!through_ring && (sl->uses || sl->filling))))
 		return err_at_rank(ERR(STATE_CONFLICT, "the slot of generation %jd is being filled already", (intmax_t)generation), rank);
 	TRY(state_dict_new_use(sd, generation, "", &u));
 	fill_rank(u, (uint32_t)rank, sl);
+	u->ranks[rank].ring = (struct slot_ring){ 0 }; /* the end of this use is not the end of the ring's reader */
+	sl->is_written = u->writes = to_write;
 	*out = u;
 	return OK;
 }
@@ -181,6 +186,7 @@ static void free_use(struct state_dict_use *u)
 			continue;
 		struct slot *sl = state_dict_slot(sd, r, u->ranks[r].slot);
 		sl->uses--;
+		sl->is_written = sl->is_written && !u->writes;
 		if (sl->state == SLOT_MAKING || sl->state == SLOT_FILLING) { /* it came to nothing */
 			state_dict_drop_segment(sd, sl);
 			slot_move(sl, SLOT_FREE);

@@ -114,6 +114,16 @@ def as_torch(trainer):
         def detach(self):
             return of(super().detach(), self.place)
 
+        def narrow(self, dim, start, length):
+            return of(super().narrow(dim, start, length), self.place + start * self.stride(dim) * self.element_size())
+
+        def __getitem__(self, i):
+            return self.narrow(0, i, 1).view(self.shape[1:]) if isinstance(i, int) else super().__getitem__(i)
+
+        def view(self, *shape):
+            out = super().view(*shape)
+            return of(out, self.place) if out.data_ptr() == super().data_ptr() else out
+
     def put(t, vmm=False, shareable=True):
         data = bytes(t.detach().contiguous().view(-1).view(torch.uint8).numpy())
         place = trainer.vmm(data, shareable)[0] if vmm else trainer.legacy(data)[0]

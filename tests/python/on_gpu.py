@@ -11,7 +11,7 @@ import fake_gpu  # noqa: E402
 import torch  # noqa: E402
 
 import dcpd  # noqa: E402
-from dcpd import _handover, _into, _overlap  # noqa: E402
+from dcpd import _copy, _handover, _into, _load, _overlap, _ring  # noqa: E402
 
 trainer = fake_gpu.Trainer()
 put = fake_gpu.as_torch(trainer)
@@ -82,6 +82,35 @@ def blocking(ref):
     assert same(dcpd.load(ref), host(sd))
 
 
+def through_ring(ref, fail, *texts):
+    """A save that blocks, of more than a step of its ring; the driver refuses in the middle if `fail` says so."""
+    _copy.step, _ring.BYTES = lambda: 512 << 10, 4 << 20
+    sd = {**state(7), "cpu": numbers(200001, 8), "scalars": {f"s{i}": put(numbers(1, i)) for i in range(20)},
+          "array": numbers(300001, 9).numpy()}
+    for i, text in enumerate(texts):
+        pathlib.Path(fail).write_text(text)
+        dcpd.save(sd, f"{ref}-{i}")
+        got = dcpd.load(f"{ref}-{i}")
+        assert (got.pop("array").numpy() == sd["array"]).all() and same(got, host({k: v for k, v in sd.items() if k != "array"})), text
+
+
+def drop_in(ref, fail, *texts):
+    """PyTorch's save, blocking through a segment and through a ring, and of a staged copy."""
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageWriter
+
+    sd = {**state(7), "scalars": {f"s{i}": put(numbers(1, i)) if i % 3 else numbers(1, i) for i in range(30)}}
+    wanted = host(sd)
+    for i, text in enumerate(texts):
+        pathlib.Path(fail).write_text(text)
+        for way in ("whole", "staged", "ring"):
+            if way == "ring":
+                _copy.step, _ring.BYTES = lambda: 512 << 10, 4 << 20
+            w = StorageWriter(f"{ref}-{i}-{way}")
+            dcp.save(w.stage(sd) if way == "staged" else sd, storage_writer=w)
+            assert same(dcpd.load(f"{ref}-{i}-{way}"), wanted), (text, way)
+
+
 def unshareable(ref):
     """Memory without handles: torch copies, and the driver is not asked again."""
     sd = state(1, shareable=False)
@@ -131,6 +160,36 @@ def several_lanes(ref):
     dcpd.load(ref, into=into)
     assert same({**host(into), "w7": into["w7"].float()}, wanted)
     return opened
+
+
+def new_tensors(ref):
+    """load(device="cuda"): of a whole checkpoint and of a part; a device without room leaves nothing behind."""
+    made, real = [], _load._empty
+    _load._empty = lambda x, device: (made.append(device), put(t) if (t := real(x, "cpu")).numel() else t)[1]
+    wanted = {"model": {"w": numbers(3 << 20, 1), "b": numbers(5, 2), "none": torch.zeros(0, 4)}, "optim": {
+        "state": {0: {"step": torch.tensor(3.0), "m": numbers(2 << 20, 3, torch.bfloat16)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}}
+    dcpd.save(wanted, ref)
+    dcpd.close()
+    got = dcpd.load(ref, device="cuda")
+    assert same(got["model"], wanted["model"]) and same(got["optim"]["state"][0], wanted["optim"]["state"][0])
+    assert got["optim"]["param_groups"] == wanted["optim"]["param_groups"] and got["model"]["w"].is_cuda and made == ["cuda"] * 5
+    part = dcpd.load(ref, keys=["optim.state"], device="cuda")
+    assert list(part) == ["optim"] and same(part["optim"]["state"]["0"], wanted["optim"]["state"][0])
+    try:
+        dcpd.load(ref, keys=["model.w", "nowhere"], device="cuda")
+    except dcpd.MissingKey as e:
+        assert e.fqn == "nowhere", e
+
+    def no_room(x, device):
+        raise torch.OutOfMemoryError("CUDA out of memory.") if hasattr(torch, "OutOfMemoryError") else RuntimeError("out of memory")
+
+    _load._empty = no_room
+    try:
+        dcpd.load(ref, device="cuda")
+        raise AssertionError("there was room")
+    except RuntimeError as e:
+        assert "out of memory" in str(e)
+    return [x["name"] for x in dcpd.connect().state_dicts.list() if f"-{os.getpid()}-" in x["name"]]
 
 
 def overlapped(ref):

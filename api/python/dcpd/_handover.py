@@ -1,4 +1,4 @@
-"""Tensors on a GPU that a daemon copies in place of this process (api/device-memory.md), as save, async_save and load use it.
+"""Tensors on a GPU that a daemon copies in place of this process (api/device-memory.md), as saves, loads and the drop-in use it.
 
 A worker's copy goes by DMA to page-locked memory on a stream of its own; one made here would need page-locked memory of this process's.
 Whatever is refused, by the driver here or by the daemon, is said once, and torch copies then: `take` tells which chunks are left.
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Callable, Collection, Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import Any, Callable, Collection, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
-from . import _tensors, errors
+from . import _ring, _tensors, errors
 from .client import Client
 from .image import Layout
 
@@ -23,25 +23,33 @@ _off: Dict[str, str] = {}        # by daemon: why nothing is handed over any mor
 _said: Set[Tuple[str, str]] = set()
 
 
+def worth(client: Client, sizes: Sequence[int]) -> int:
+    """Bytes that a slot needs behind its image to have tensors of these sizes copied by the daemon: for the table of pieces. 0: they are
+    few, or it has refused before."""
+    total = sum(sizes)
+    if total < LEAST or not client._t.endpoint.unix or client.url in _off or os.environ.get("DCPD_HAND_OVER") == "0":
+        return 0
+    return 8 + _ROW * (2 * len(sizes) + 2 + total // _MAPPING)
+
+
 def plan(client: Client, d: _tensors.Described, layout: Layout) -> Optional["Hand"]:
     """The chunks that a daemon can copy; None if they are few, or if it has refused before."""
-    if not client._t.endpoint.unix or client.url in _off or os.environ.get("DCPD_HAND_OVER") == "0":
+    if not client._t.endpoint.unix or client.url in _off:
         return None
     found: Dict[int, int] = {}
     for i in d.outline.rest if d.outline is not None else range(len(d.sources)):
         at = _tensors.device_memory(d.sources[i], layout.chunks[i])
         if at is not None:
             found[i] = at
-    return Hand(client, d, layout, found) if sum(layout.sizes[i] for i in found) >= LEAST else None
+    room = worth(client, [layout.sizes[i] for i in found])
+    return Hand(client, d, layout, found, room) if room else None
 
 
 class Hand:
     """The chunks of one description that lie in GPU memory as an image has them. room: bytes that a slot needs behind the image."""
 
-    def __init__(self, client: Client, d: _tensors.Described, layout: Layout, addresses: Dict[int, int]) -> None:
-        self._client, self._d, self._layout, self._addresses = client, d, layout, addresses
-        rows = 2 * len(addresses) + sum(layout.sizes[i] for i in addresses) // _MAPPING
-        self.room = -layout.data_bytes % 8 + _ROW * rows
+    def __init__(self, client: Client, d: _tensors.Described, layout: Layout, addresses: Dict[int, int], room: int) -> None:
+        self._client, self._d, self._layout, self._addresses, self.room = client, d, layout, addresses, room
         self.chunks = frozenset(addresses)
 
     def take(self, name: str, rank: int, generation: int, v: _tensors.Views, chunks: Collection[int], wait: Optional[Wait] = None,
@@ -56,15 +64,10 @@ class Hand:
             (wait or _wait)(device)
             try:
                 self._client.state_dicts.copy(name, rank, generation, pieces, v._buffer, v.end + -v.end % 8, to_device=to_device)
-            except (errors.ConnectionLost, errors.WaitTimeout):
-                raise
-            except errors.DcpdError as e:
-                if e.code == "state_conflict":
+            except (errors.DcpdError, OSError) as e:
+                if getattr(e, "code", None) == "state_conflict":
                     raise
-                self._refused(e)
-                break
-            except OSError as e:  # of the descriptors' connection
-                self._refused(errors.NoDaemon(str(e), code="descriptors"))
+                _refused(self._client, e)
                 break
             done.update(mine)
         return frozenset(done)
@@ -76,14 +79,66 @@ class Hand:
                 out.setdefault(self._d.sources[i].device, []).append(i)
         return out
 
-    def _refused(self, e: errors.DcpdError) -> None:
-        url, code = self._client.url, e.code or ""
-        if (url, code) not in _said:
-            _said.add((url, code))
-            lasting = ", from now on" if code in _LASTING else ""
-            log.warning("dcpd: this process copies its GPU memory itself%s, which takes longer: %s", lasting, e.message)
-        if code in _LASTING:
-            _off[url] = e.message
+
+def room(client: Client, tensors: Sequence[Any]) -> int:
+    """The same for tensors that go into an image as they are."""
+    return worth(client, [t.numel() * t.element_size() for t in tensors if _tensors.on_device(t)])
+
+
+class Giver:
+    """Has a daemon copy tensors into one open slot, or into the ring in it; after a refusal no more into this one."""
+
+    def __init__(self, client: Client, name: str, rank: int, generation: int, slot: Any, table: int, ring: Any = None) -> None:
+        """slot: the mapped segment. table: where the table of pieces may lie; room for it: see `worth`."""
+        self._to, self._client, self._slot, self._ring = (name, rank, generation), client, slot, ring
+        self._table = table + -table % 8
+        self._waited: Set[Any] = set()
+        self._over = False
+
+    def __call__(self, parts: Sequence[Tuple[int, Any]]) -> bool:
+        """parts: places in the image, and contiguous tensors that go there. True: they are there. False: nothing writes there any more, and
+        this process copies them. Raises what ends the save: a daemon that is lost, a ring that nobody reads."""
+        devices: Dict[Any, List[Tuple[int, int, int]]] = {}
+        for at, t in parts if not self._over else ():
+            devices.setdefault(t.device, []).extend(self._pieces(at, int(t.data_ptr()), t.numel() * t.element_size()))
+        for device, pieces in devices.items():
+            if device not in self._waited:
+                _wait(device)
+                self._waited.add(device)
+            try:
+                self._client.state_dicts.copy(*self._to, pieces, self._slot, self._table)
+            except (errors.DcpdError, OSError) as e:
+                self._over = True
+                if self._ring is not None and (isinstance(e, errors.ConnectionLost) or getattr(e, "code", None) == "ring_lost"):
+                    raise _ring.Lost(str(e), code=getattr(e, "code", None)) from e
+                _refused(self._client, e)
+                break
+        return not self._over
+
+    def _pieces(self, at: int, address: int, size: int) -> List[Tuple[int, int, int]]:
+        """In a ring the image goes round."""
+        r = self._ring
+        if r is None:
+            return [(at, address, size)]
+        first = min(size, r.size - at % r.size)
+        rest = [(r.offset, address + first, size - first)] if size > first else []
+        return [(r.offset + at % r.size, address, first), *rest]
+
+
+def _refused(client: Client, e: Exception) -> None:
+    """Says it once, or raises it: a daemon that was lost may be writing still."""
+    if isinstance(e, OSError) and not isinstance(e, errors.DcpdError):  # of the descriptors' connection
+        e = errors.NoDaemon(str(e), code="descriptors")
+    assert isinstance(e, errors.DcpdError)
+    code = e.code or ""
+    if isinstance(e, (errors.ConnectionLost, errors.WaitTimeout)):
+        raise e
+    if (client.url, code) not in _said:
+        _said.add((client.url, code))
+        lasting = ", from now on" if code in _LASTING else ""
+        log.warning("dcpd: this process copies its GPU memory itself%s, which takes longer: %s", lasting, e.message)
+    if code in _LASTING:
+        _off[client.url] = e.message
 
 
 def _wait(device: Any) -> None:

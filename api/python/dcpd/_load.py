@@ -1,13 +1,14 @@
 """load: a checkpoint as new tensors, or into those that are there.
 
 New tensors: dcpd loads into a segment, which is mapped here and then forgotten by its name; the tensors are views of it, so nothing
-is copied. Into a state dict: see _into.py.
+is copied. New tensors on a GPU are allocated there and filled as a state dict is: a segment of the whole checkpoint would be one copy more,
+and shared memory need not hold it. Into a state dict: see _into.py.
 """
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from . import _ask, _group, _hosts, _into, _session, _tensors, _tree, _where, errors, image, values
+from . import _ask, _dtypes, _group, _hosts, _into, _session, _tensors, _tree, _where, errors, image, values
 from .client import Client
 
 
@@ -19,7 +20,8 @@ def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable
     the cluster ("shm:NODE/NAME"), such as a copy that `neighbours` of a save made there.
 
     Without `into`: returns a new state dict, nested as it was saved, with whole tensors of torch if it is installed, else arrays of
-    numpy. They are views of shared memory that this call has made (on `device`, if given: copies there).
+    numpy. They are views of shared memory that this call has made. device: new tensors there; those on a GPU are filled by dcpd, while it
+    reads the next (api/device-memory.md).
     With `into`: fills its tensors, DTensors, ShardedTensors and arrays in place, whatever the layout of the checkpoint, casting dtypes as
     copy_ does; meta tensors are replaced by real ones; values are replaced in their containers; Stateful members get
     load_state_dict(). Returns `into`. strict: a key that the checkpoint lacks is an error that lists all of them, before anything is
@@ -62,13 +64,18 @@ def _new(ask: _ask.Ask, keys: Optional[List[str]], device: Any, spread: Optional
     try:
         if g.rank == 0 and failure is None:
             c, name = place.client, _session.new_name()
-            found = (c.url, name, *_fetch(ask, place, name, keys))
+            listed = _list(ask, place, keys) if _is_other(device) else None
+            found = (c.url, name, listed) if listed else (c.url, name, None, *_fetch(ask, place, name, keys))
     except Exception as e:
         failure = e
     try:
         seen = g.agree((ask.text, keys, _group.place(), found), failure)
         _ask.same_call(seen)
-        url, name, segment, size = seen[0][3]
+        url, name, listed, *rest = seen[0][3]
+        if listed:
+            name = ""
+            return _filled(ask, listed, device)
+        segment, size = rest
         try:
             out = _map(segment, size, "w" if g.size == 1 else "c", ask, keys, device)
             failure = None
@@ -79,6 +86,70 @@ def _new(ask: _ask.Ask, keys: Optional[List[str]], device: Any, spread: Optional
     finally:
         if g.rank == 0 and c is not None and name:
             _ask.remove(c, name)
+
+
+def _is_other(device: Any) -> bool:
+    """Whether tensors are wanted in other memory than the host's."""
+    if device is None:
+        return False
+    try:
+        import torch
+    except ImportError:
+        raise errors.RequestRefused("device= needs torch") from None
+    return torch.device(device).type not in ("cpu", "meta")
+
+
+class _Leaf(NamedTuple):
+    """An entry of a checkpoint. dtype: "" of a value."""
+
+    path: Tuple[Any, ...]
+    dtype: str
+    shape: Tuple[int, ...]
+
+
+def _list(ask: _ask.Ask, place: _where.Place, keys: Optional[List[str]]) -> Optional[Dict[str, _Leaf]]:
+    """The entries that are asked for, by FQN. None where only a load can tell them: under rules, of a state dict in memory, of dtypes that
+    this torch lacks, or if the checkpoint itself cannot be listed."""
+    if ask.rules or "storage" not in place.object:
+        return None
+    try:
+        tensors, found = place.client.checkpoints.tensors(place.object)
+    except errors.DcpdError:
+        return None
+    known = frozenset(_dtypes.known_to_torch().values())
+    out = {t["fqn"]: _Leaf(tuple(t.get("path") or [t["fqn"]]), t["dtype"], tuple(t["shape"])) for t in tensors}
+    out.update({v["fqn"]: _Leaf(tuple(v.get("path") or [v["fqn"]]), "", ()) for v in found})
+    out = {k: v for k, v in out.items() if keys is None or _ask.selected(keys, k)}
+    _lacking(ask, keys, out)
+    some = any(x.dtype for x in out.values())
+    return out if some and all(x.dtype in known for x in out.values() if x.dtype) else None
+
+
+def _filled(ask: _ask.Ask, listed: Dict[str, _Leaf], device: Any) -> Dict[str, Any]:
+    """New tensors on `device`, filled in place."""
+    flat: Dict[str, Any] = {}
+    failure: Optional[BaseException] = None
+    try:
+        flat = {k: _empty(x, device) if x.dtype else None for k, x in listed.items()}
+    except Exception as e:  # no room there
+        failure = e
+    ask.group.agree(None, failure)
+    _into.fill(ask, flat, None)
+    return _tree.numbered(_tree.nest((x.path, flat[k]) for k, x in listed.items()))
+
+
+def _empty(x: _Leaf, device: Any) -> Any:
+    import torch
+
+    return torch.empty(x.shape, dtype=_dtypes.to_torch(x.dtype), device=device)
+
+
+def _lacking(ask: _ask.Ask, keys: Optional[List[str]], there: Iterable[str]) -> None:
+    """Raises MissingKey for keys that select nothing of what is there."""
+    names = list(there)
+    lacking = [k for k in keys or [] if not any(_ask.selected([k], f) for f in names)]
+    if lacking and ask.strict:
+        raise errors.MissingKey(f"{ask.text} has no {_tree.listing(lacking)}", code="missing_key", fqn=lacking[0])
 
 
 def _fetch(ask: _ask.Ask, place: _where.Place, name: str, keys: Optional[List[str]]) -> Tuple[str, int]:
@@ -96,10 +167,7 @@ def _map(segment: str, size: int, mode: str, ask: _ask.Ask, keys: Optional[List[
     parsed = image.parse(s.map)
     leaves = tensors_of(s.map, parsed, device)
     leaves.update(values.decode_all(parsed.values, ask.weights_only))
-    if keys is not None:
-        lacking = [k for k in keys if not any(_ask.selected([k], f) for f in leaves)]
-        if lacking and ask.strict:
-            raise errors.MissingKey(f"{ask.text} has no {_tree.listing(lacking)}", code="missing_key", fqn=lacking[0])
+    _lacking(ask, keys, leaves)
     return _tree.numbered(_tree.nest((parsed.paths.get(f, [f]), v) for f, v in leaves.items()))
 
 
@@ -108,8 +176,7 @@ def tensors_of(buffer: Any, parsed: image.Parsed, device: Any = None) -> Dict[st
     try:
         import torch
     except ImportError:
-        if device is not None:
-            raise errors.RequestRefused("device= needs torch") from None
+        _is_other(device)
         return {e.spec.fqn: _tensors.numpy_view(buffer, e.spec, e.begin) for e in parsed.entries}
     base = torch.frombuffer(buffer, dtype=torch.uint8)
     out = {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 from . import _copy, errors, image
 
@@ -76,6 +76,7 @@ class Ring:
         self._touched = 0
         self._released = 0
         self._ask: Callable[[], None] = lambda: None
+        self.give: Optional[Callable[[Sequence[Tuple[int, Any]]], bool]] = None  # has tensors of a GPU copied (_handover.Giver)
 
     @property
     def step(self) -> int:
@@ -84,7 +85,7 @@ class Ring:
 
     def begin(self, have: int, ask: Callable[[], None]) -> None:
         """Of a new image `have` bytes, its header, are there. ask: raises why nobody will ever read it."""
-        self._ask, self._released = ask, 0
+        self._ask, self._released, self.give = ask, 0, None
         _copy.store(self._numbers + _RELEASED_AT, 0)
         _copy.store(self._numbers, have)
 

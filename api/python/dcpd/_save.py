@@ -369,9 +369,9 @@ class _Snapshot:
         ring = self.streams and session.client.rings and not (o.incremental or o.neighbours) and layout.data_bytes > _copy.step()
         while True:
             try:
-                if ring and hand is None and self._through_ring(session, layout, header, size):
+                if ring and self._through_ring(session, layout, header, size, hand):
                     return
-                ring = ring and hand is not None  # else a daemon of before
+                ring = False  # a daemon of before
                 slot = self._reserve(session, size + (hand.room if hand else 0))
                 views = session.fill(slot, layout, header)
                 take = partial(hand.take, session.name, session.rank, first.generation, views) if hand is not None else None
@@ -388,10 +388,6 @@ class _Snapshot:
                 _tensors.copy_out(d, views, slot.into, done)
                 session.client.state_dicts.seal(session.name, session.rank, first.generation, size, wish)
                 return
-            except errors.SharedMemoryFull:
-                if not ring or hand is None:
-                    raise
-                hand = None  # a ring takes less
             except errors.RequestRefused as e:
                 if e.code != "state_conflict" or self.again:
                     raise  # else the daemon was restarted since, and a reservation need not outlive that: once more
@@ -426,18 +422,18 @@ class _Snapshot:
             "dcpd: %d saves are in flight; saving %s waits for one of them", o.slots, self.first.target),
             not self.streams and not o.overlap)
 
-    def _reserve_ring(self, session: _session.Session, place: Dict[str, int]) -> _session.Slot:
+    def _reserve_ring(self, session: _session.Session, place: Dict[str, int], room: int) -> _session.Slot:
         while True:
             try:
-                return self._reserve(session, place["offset"] + place["bytes"] + image.PAGE)
+                return self._reserve(session, place["offset"] + place["bytes"] + image.PAGE + room)
             except errors.SharedMemoryFull:
                 place["bytes"] = _ring.smaller(place["bytes"])
 
-    def _through_ring(self, session: _session.Session, layout: Layout, header: bytes, size: int) -> bool:
+    def _through_ring(self, session: _session.Session, layout: Layout, header: bytes, size: int, hand: Optional[_handover.Hand]) -> bool:
         """False: this daemon knows no rings."""
         dicts, generation = session.client.state_dicts, self.first.generation
         place = {"offset": _ring.place(len(header)), "bytes": _ring.size_for(size)}
-        slot = self._reserve_ring(session, place)
+        slot = self._reserve_ring(session, place, hand.room if hand else 0)
         views = session.fill_ring(slot, layout, header, place["offset"], place["bytes"])
         assert views.ring is not None
         views.ring.begin(len(header), lambda: self._ask(session))
@@ -449,7 +445,13 @@ class _Snapshot:
             session.client.rings = False
             return False
         self._submit_early(session)
-        _tensors.copy_out(self.d, views)
+        if hand is not None:
+            views.ring.give = _handover.Giver(session.client, session.name, session.rank, generation, slot.segment.map,
+                                              place["offset"] + place["bytes"] + image.PAGE, views.ring)
+        try:
+            _tensors.copy_out(self.d, views)
+        finally:
+            views.ring.give = None
         try:
             dicts.seal(session.name, session.rank, generation, size, ring=place)
         except errors.DcpdError as e:

@@ -479,11 +479,16 @@ def memory(t: Any, spec: ChunkSpec) -> Optional[int]:
     return None
 
 
-def device_memory(t: Any, spec: ChunkSpec) -> Optional[int]:
-    """Where chunk `spec` lies in a GPU's memory, if it lies there as in an image: in order, of the stored dtype. Else None."""
+def on_device(t: Any) -> bool:
+    """Whether a tensor or array lies in a GPU's memory as in an image: in order."""
     torch = torch_module()
-    if torch is None or not isinstance(t, torch.Tensor) or not t.is_cuda or t.layout is not torch.strided or not t.is_contiguous() \
-            or t.is_conj() or t.is_neg() or _dtypes.torch_name(t.dtype) != spec.dtype or t.numel() * t.element_size() != spec.nbytes:
+    return torch is not None and isinstance(t, torch.Tensor) and t.is_cuda and t.layout is torch.strided and t.is_contiguous() \
+        and not t.is_conj() and not t.is_neg() and t.numel() > 0
+
+
+def device_memory(t: Any, spec: ChunkSpec) -> Optional[int]:
+    """Where chunk `spec` lies in a GPU's memory, if it lies there as in an image, of the stored dtype. Else None."""
+    if not on_device(t) or _dtypes.torch_name(t.dtype) != spec.dtype or t.numel() * t.element_size() != spec.nbytes:
         return None
     return int(t.data_ptr()) or None
 
@@ -564,7 +569,9 @@ class _Part:
         if new and self._scattered:
             _copy.populate(v.address + self._begin, self._end - self._begin)
         self._batch.run(at if self._small is None else [at[k] for k in self._small])
-        bulk_out(self._views, [d.sources[c] for c in self._bulk])
+        given = _given(d, v, self._bulk)
+        views = self._views if not given else [x for c, x in zip(self._bulk, self._views) if c not in given]
+        bulk_out(views, [d.sources[c] for c in self._bulk if c not in given])
         blocks = [(to, at[k], n) for k, to, _, n in self._large]
         if self._single:
             _move(d, v, True, only=self._single, way=way, blocks=blocks)
@@ -612,15 +619,25 @@ def copy_out(d: Described, v: Views, into: Optional[_copy.Into] = None, late: Co
         return
     for r in v.layout.ranges(v.ring.step):
         end = v.at(r.stop) if r.stop < len(d.sources) else v.end
+        given: Collection[int] = ()
         if end - v.at(r.start) <= v.ring.step:
             v.ring.room(end)
-        _move(d, v, True, only=r)
+            given = _given(d, v, r)
+        _move(d, v, True, only=[i for i in r if i not in given] if given else r)
         v.ring.told(end)
 
 
 def copy_in(d: Described, v: Views, skip: Callable[[str], bool], done: Collection[int] = frozenset()) -> None:
     """Segment → tensors, under no_grad; what `skip` says keeps its value, and chunks `done` have theirs."""
     _move(d, v, False, skip, [i for i in range(len(d.sources)) if i not in done] if done else None)
+
+
+def _given(d: Described, v: Views, chunks: Sequence[int]) -> Collection[int]:
+    """Which of these chunks the daemon has copied from a GPU into the ring, where there is room for all of them. Comes before copies that
+    say how far they are."""
+    give = v.ring.give if v.ring is not None else None
+    mine = [c for c in chunks if device_memory(d.sources[c], v.layout.chunks[c]) is not None] if give is not None else []
+    return frozenset(mine) if give is not None and mine and give([(v.at(c), d.sources[c]) for c in mine]) else ()
 
 
 def _move(d: Described, v: Views, out: bool, skip: Optional[Callable[[str], bool]] = None, only: Optional[Sequence[int]] = None,
@@ -675,7 +692,8 @@ def _pieces_out(v: Views, ring: _ring.Ring, i: int, t: Any) -> None:
     for part in _rows(t, ring.step):
         one = spec._replace(sizes=tuple(part.shape), outer=None)
         ring.room(at + one.nbytes)
-        bulk_out([v.piece(at, one)], [part])
+        if ring.give is None or device_memory(part, one) is None or not ring.give([(at, part)]):
+            bulk_out([v.piece(at, one)], [part])
         at += one.nbytes
         ring.told(at)
 

@@ -177,8 +177,8 @@ def _safetensors(file: str, items: Sequence[Any], planner: Any) -> Entry:
     return Entry(file, True, data, len(data), file, None, None, results, None)
 
 
-def fill(base: Any, into: _copy.Into, jobs: Sequence[Tuple[int, Entry]]) -> None:
-    """Copies entries to their places."""
+def fill(base: Any, into: _copy.Into, jobs: Sequence[Tuple[int, Entry]], give: Any = None) -> None:
+    """Copies entries to their places. give: see copy_tensors."""
     import torch
 
     blocks: List[_copy.Block] = []
@@ -197,46 +197,88 @@ def fill(base: Any, into: _copy.Into, jobs: Sequence[Tuple[int, Entry]]) -> None
                 (ctypes.c_char * e.nbytes).from_buffer(e.data)
             keep.append(view)
             blocks.append((address + at, ctypes.addressof(view), e.nbytes))
-    copy_tensors(base, into, places, tensors, sizes, blocks)
+    copy_tensors(base, into, places, tensors, sizes, blocks, give)
+
+
+class _Window:
+    """Entries that are put into a ring together. Without any of a device they may be more than a step of it."""
+
+    def __init__(self, ring: Any) -> None:
+        import torch
+
+        self.ring, self.base = ring, torch.frombuffer(ring.buffer, dtype=torch.uint8)
+        self.blocks: List[_copy.Block] = []
+        self.keep: List[Any] = []
+        self.others: List[Tuple[int, Any]] = []  # places, and tensors that torch or the daemon copies
+        self.begin = self.end = 0
+
+    def add(self, at: int, e: Entry) -> None:
+        import torch
+
+        t, plain = e.data, not isinstance(e.data, torch.Tensor)
+        if plain:
+            t = (ctypes.c_char * e.nbytes).from_buffer_copy(e.data)
+        plain = plain or (t.is_cpu and t.is_contiguous() and not t.is_conj() and not t.is_neg())
+        if not plain and e.nbytes > self.ring.step:
+            self.flush()
+            self._parts(at, t)
+            return
+        if (self.others or not plain) and self.end and at + e.nbytes - self.begin > self.ring.step:
+            self.flush()
+        self.begin = self.begin if self.end else at
+        self.end = at + e.nbytes
+        if plain:
+            self.keep.append(t)
+            self.blocks.append((at, t.data_ptr() if isinstance(t, torch.Tensor) else ctypes.addressof(t), e.nbytes))
+        else:
+            self.others.append((at, t))
+
+    def flush(self) -> None:
+        if self.others:
+            self.ring.room(self.end)
+            self._copy(self.others)
+        _copy.copy_in_order(self.blocks, self.ring)
+        if self.others:
+            self.ring.told(self.end)
+        self.blocks, self.keep, self.others, self.begin, self.end = [], [], [], 0, 0
+
+    def _parts(self, at: int, t: Any) -> None:
+        """A large tensor, some rows after the other."""
+        from .. import _tensors
+
+        for part in _tensors._rows(t, self.ring.step):
+            n = part.numel() * part.element_size()
+            self.ring.room(at + n)
+            self._copy([(at, part)])
+            at += n
+            self.ring.told(at)
+
+    def _copy(self, parts: Sequence[Tuple[int, Any]]) -> None:
+        from .. import _tensors
+
+        given = [x for x in parts if self.ring.give is not None and _tensors.on_device(x[1])]
+        if given and self.ring.give(given):
+            parts = [x for x in parts if not _tensors.on_device(x[1])]
+        views = [_tensors.torch_view(self.base, ChunkSpec("", str(_dtypes.torch_name(t.dtype)), tuple(t.shape), (), tuple(t.shape)),
+                                     at % self.ring.size) for at, t in parts]
+        _tensors.bulk_out(views, [t for _, t in parts])
 
 
 def pour(lane: Any, jobs: Sequence[Tuple[int, Entry]]) -> None:
     """Entries, in the order of their places in the image, into a lane's ring; and says that this was all."""
-    from .. import _tensors
-    import torch
-
-    ring = lane.ring
-    base = torch.frombuffer(ring.buffer, dtype=torch.uint8)
-    blocks: List[_copy.Block] = []
-    keep: List[Any] = []
+    window = _Window(lane.ring)
     for at, e in jobs:
-        if not e.nbytes:
-            continue
-        if not isinstance(e.data, torch.Tensor):
-            view = (ctypes.c_char * e.nbytes).from_buffer_copy(e.data)
-            keep.append(view)
-            blocks.append((at, ctypes.addressof(view), e.nbytes))
-        elif e.data.is_cpu and e.data.is_contiguous() and not e.data.is_conj() and not e.data.is_neg():
-            keep.append(e.data)
-            blocks.append((at, e.data.data_ptr(), e.nbytes))
-        else:
-            _copy.copy_in_order(blocks, ring)
-            blocks, keep = [], []
-            for part in _tensors._rows(e.data, ring.step):
-                n = part.numel() * part.element_size()
-                ring.room(at + n)
-                spec = ChunkSpec("", str(e.dtype), tuple(part.shape), (), tuple(part.shape))
-                _tensors.bulk_out([_tensors.torch_view(base, spec, at % ring.size)], [part])
-                at += n
-                ring.told(at)
-    _copy.copy_in_order(blocks, ring)
-    ring.told(lane.whole)
+        if e.nbytes:
+            window.add(at, e)
+    window.flush()
+    lane.ring.told(lane.whole)
     lane.poured()
 
 
 def copy_tensors(base: Any, into: _copy.Into, places: Sequence[int], tensors: Sequence[Any], sizes: Sequence[int],
-                 more: Sequence[_copy.Block] = ()) -> None:
-    """Tensors to their places in a segment, contiguous: in bulk if they are small, large ones by threads, other kinds by torch."""
+                 more: Sequence[_copy.Block] = (), give: Any = None) -> None:
+    """Tensors to their places in a segment, contiguous: in bulk if they are small, large ones by threads, other kinds by torch. give: has
+    those of a GPU copied (_handover.Giver)."""
     import torch
 
     from .. import _tensors
@@ -246,8 +288,10 @@ def copy_tensors(base: Any, into: _copy.Into, places: Sequence[int], tensors: Se
     ours: List[Any] = []
     theirs: List[Any] = []
     plain = (torch.Tensor, torch.nn.Parameter)
+    device = [(at, t) for at, t in zip(places, tensors) if _tensors.on_device(t)] if give is not None else []
+    given = bool(device) and give(device)
     for at, t, n in zip(places, tensors, sizes):
-        if n == 0:
+        if n == 0 or (given and _tensors.on_device(t)):
             continue
         if type(t) in plain and t.is_cpu and t.is_contiguous() and not t.is_conj() and not t.is_neg():
             (small if n <= _copy.SMALL else blocks).append((address + at, t.data_ptr(), n))

@@ -16,7 +16,7 @@ import threading
 import weakref
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from .. import _copy, _early, _group, _ring, _session, errors, image
+from .. import _copy, _early, _group, _handover, _ring, _session, errors, image
 from ..client import Client
 
 HEAD = 4096      # of a lane's image, at least; the data follows
@@ -48,7 +48,7 @@ def head_for(tensors: int, names: int) -> int:
 
 class Lane:
     def __init__(self, client: Client, use: str) -> None:
-        self.client, self.use, self.size, self.head = client, use, 0, HEAD
+        self.client, self.use, self.size, self.head, self.room = client, use, 0, HEAD, 0
         self._begin()
         self.taken = True
         self.holder: Optional[threading.Thread] = None
@@ -77,10 +77,14 @@ class Lane:
     def alive(self) -> bool:
         return self.session in _session.all_sessions()
 
-    def open(self, size: int, head: int = HEAD) -> None:
-        """Room for `size` bytes of a new generation behind a header of at most `head`."""
-        self._reserve(head + size)
-        self.head, self.token = head, None
+    def open(self, size: int, head: int = HEAD, room: int = 0) -> None:
+        """Room for `size` bytes of a new generation behind a header of at most `head`; room: behind both, for copies of a GPU's memory."""
+        self._reserve(head + size + room)
+        self.size, self.head, self.room, self.token = head + size, head, room, None
+
+    def giver(self) -> Optional[_handover.Giver]:
+        """Has tensors of a GPU copied here; None if there is no room for that."""
+        return _handover.Giver(self.client, self.name, 0, self.generation, self.map, self.size, self.ring) if self.room else None
 
     def _reserve(self, size: int) -> None:
         self._give_back()
@@ -112,6 +116,7 @@ class Lane:
             _ring.Ring(slot.segment, HEAD, self.place["bytes"])
         self._put_head(size)
         self.ring.begin(HEAD, self._ask)
+        self.ring.give = self.giver()
         self.whole = whole
         try:
             self.client.state_dicts.fill(self.name, 0, self.generation, whole, self.place)
@@ -138,6 +143,8 @@ class Lane:
     def end_ring(self, written: bool) -> None:
         """All that went through it is written, for the save that this thread is in; or it is given up. Nobody else fills the ring
         meanwhile: that would tell the daemon that what was written is not wanted any more."""
+        if self.ring is not None:
+            self.ring.give = None
         self.ring = self.map = None  # the daemon may need its memory: what is warm of it is the session's
         try:
             self._give_back()
@@ -238,8 +245,9 @@ def _fresh_process() -> None:
         _pid = os.getpid()
 
 
-def take(client: Client, size: int, use: str = "data", head: int = HEAD) -> Lane:
-    """A lane with room for `size` bytes behind a header of `head`: a free one that is large enough if there is one, the smallest of them.
+def take(client: Client, size: int, use: str = "data", head: int = HEAD, room: int = 0) -> Lane:
+    """A lane with room for `size` bytes behind a header of `head`, and for `room` more (Lane.giver): a free one that is large enough if
+    there is one, the smallest of them.
     use: the list of a save ("list") comes from other lanes than its data, which the same thread has just handed over."""
     with _guard:
         _fresh_process()
@@ -256,7 +264,7 @@ def take(client: Client, size: int, use: str = "data", head: int = HEAD) -> Lane
             with _guard:
                 _lanes.append(lane)
         try:
-            lane.open(size, head)
+            lane.open(size, head, room)
             return lane
         except errors.NotFound:
             lane.drop()
@@ -269,12 +277,12 @@ def take(client: Client, size: int, use: str = "data", head: int = HEAD) -> Lane
     raise AssertionError("not reached")
 
 
-def take_ring(client: Client, size: int) -> Lane:
+def take_ring(client: Client, size: int, room: int = 0) -> Lane:
     """A lane with a ring for `size` bytes, to be announced."""
     ring = _ring.size_for(HEAD + size)
     while True:
         try:
-            lane = take(client, ring + image.PAGE, "ring")
+            lane = take(client, ring + image.PAGE, "ring", room=room)
             lane.place = {"offset": HEAD, "bytes": ring}
             return lane
         except errors.SharedMemoryFull:

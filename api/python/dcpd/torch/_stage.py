@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 from typing import Any, Dict, Iterator, List, Tuple
 
-from .. import _dtypes
+from .. import _dtypes, _handover
 from ..client import Client
 from . import _items, _lane
 
@@ -147,11 +147,11 @@ def stage(client: Client, state_dict: Any) -> Any:
     sizes = [t.numel() * t.element_size() for t in twins.found]
     head = _lane.head_for(len(sizes), twins.names)
     places, total = _places(head, sizes)
-    lane = _lane.take(client, total, head=head)
+    lane = _lane.take(client, total, head=head, room=_handover.room(client, twins.found))
     try:
         buffer = lane.buffer()
         base = torch.frombuffer(buffer, dtype=torch.uint8)
-        _items.copy_tensors(base, lane.into(), places, twins.found, sizes)
+        _items.copy_tensors(base, lane.into(), places, twins.found, sizes, give=lane.giver())
         twin = twins.build(state_dict, _views(base, places, twins.found))
         _lane.stage_token(lane, buffer)
         return twin

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from torch.distributed.checkpoint import storage as _storage
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo, _StoragePrefix
 
-from .. import _copy, _early, _group, _ring, _where, errors, image
+from .. import _copy, _early, _group, _handover, _ring, _where, errors, image
 from .._save import metrics_of, pace_of
 from ..client import Job
 from . import _hosts as _torch_hosts, _items, _lane, _path, _pickle, _stage
@@ -265,8 +265,9 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
             for i, e in enumerate(entries):
                 if (e.nbytes >= _lane.LARGE) == large:
                     places[i], at = _lane.place(at, e.nbytes)
+        room = _handover.room(client, [e.data for e in entries])
         for again in (True, False):
-            lane = _lane.take_ring(client, at)
+            lane = _lane.take_ring(client, at, room)
             try:
                 if not lane.announce(at):
                     lane.end_ring(False)
@@ -301,7 +302,8 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         own: Optional[_lane.Lane] = None
         if copies:
             head = _lane.head_for(len(copies), sum(len(e.fqn) for _, e in copies))
-            own = _lane.take(_where.resolve(self.path, make=True).client, at, head=head)
+            client = _where.resolve(self.path, make=True).client
+            own = _lane.take(client, at, head=head, room=_handover.room(client, [e.data for _, e in copies]))
             lanes[own.name] = own
             copies = [(head + begin, e) for begin, e in copies]
         rest = iter(copies)
@@ -309,7 +311,7 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         try:
             if own is not None:
                 base = torch.frombuffer(own.buffer(), dtype=torch.uint8)
-                _items.fill(base, own.into(), copies)
+                _items.fill(base, own.into(), copies, own.giver())
                 del base
             for lane in lanes.values():
                 lane.seal([(at, e.spec) for (x, at), e in zip(where, entries) if x is lane and e.spec is not None and e.nbytes])
