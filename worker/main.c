@@ -14,6 +14,7 @@
 #include "query/lookup_tree.h"
 #include "runner/gang_run.h"
 #include "session/gpu.h"
+#include "session/group.h"
 #include "session/job.h"
 
 #include "os/fs.h"
@@ -395,6 +396,7 @@ int main(int argc, char **argv)
 	lookup_cache_free(&kept);
 	lookup_tree_free(&tree);
 	lookup_kept_free(&known);
+	group_close(&w);
 	gpu_close(&w);
 	io_engine_close(w.io);
 	frame_conn_free(w.conn);

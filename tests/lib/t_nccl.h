@@ -58,7 +58,7 @@ static inline struct comm_spec spec_of(void)
 
 static inline void open_device(void)
 {
-	C_OK(device_open(t_gpu() ? (int32_t)me.rank : 0, &me.d));
+	C_OK(device_open((int32_t)me.rank, &me.d)); /* NCCL takes one member a GPU */
 }
 
 static inline void open_group(void)
@@ -230,6 +230,8 @@ static inline struct traffic traffic_of(uint64_t count, uint32_t most, unsigned 
 
 static inline bool share(void)
 {
+	if (!t_gpu())
+		setenv("FAKE_CUDA_DEVICES", "4", 1);
 	shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (t_gpu()) { /* in a process of its own: a driver must not be inherited */
 		int status = 0;

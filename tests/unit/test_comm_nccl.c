@@ -357,11 +357,75 @@ static void test_subgroups(void **state)
 	finish();
 }
 
+/* ---- shared memory inside a host, NCCL between two of them: buffers are host memory ---- */
+
+static int arenas[2];
+
+static void hosts(void)
+{
+	static const uint32_t places[RANKS] = { 7, 7, 9, 9 };
+	enum { N = (5 << 20) + 3 };
+	struct comm_spec spec;
+	struct comm *sub;
+
+	open_device();
+	spec = spec_of();
+	spec.hosts = places;
+	spec.inside = COMM_SHM;
+	spec.arena_fd = arenas[me.rank / 2];
+	C_OK(comm_open(&spec, &me.c));
+	C_OK(comm_barrier(me.c));
+	for (uint32_t root = 0; root < me.size; root++) {
+		unsigned char *p = bytes_of(me.rank, N);
+		C_OK(comm_broadcast(me.c, p, N, root));
+		check_part(p, root, N);
+		mem_free(p);
+	}
+	const uint64_t bytes[RANKS] = { 5, 0, (1 << 20) + 1, 77 };
+	unsigned char *mine = bytes_of(me.rank, bytes[me.rank]), *all = mem_zalloc(1, (1 << 20) + 83);
+	C_TRUE(all);
+	C_OK(comm_all_gather_v(me.c, mine, bytes, all));
+	for (uint64_t r = 0, at = 0; r < me.size; at += bytes[r++])
+		check_part(all + at, (uint32_t)r, bytes[r]);
+	int32_t sum[3] = { (int32_t)me.rank, 10, -(int32_t)me.rank };
+	C_OK(comm_all_reduce(me.c, sum, sum, 3, DT_INT32, REDUCE_SUM));
+	C_TRUE(sum[0] == 6 && sum[1] == 40 && sum[2] == -6);
+	struct traffic t = traffic_of(300, 50000, 9);
+	struct comm_exchange x = { t.messages, t.count, pack, unpack, &t };
+	C_OK(comm_exchange(me.c, &x));
+	if (me.rank == 1 || me.rank == 2) {
+		C_OK(comm_split(me.c, (const uint32_t[]){ 2, 1 }, 2, &sub));
+		unsigned char *p = bytes_of(me.rank, 1000);
+		C_OK(comm_broadcast(sub, p, 1000, 0));
+		check_part(p, 2, 1000);
+		mem_free(p);
+		comm_close(sub);
+	}
+	C_OK(comm_barrier(me.c));
+	C_TRUE(comm_counts(me.c).sent_bytes > 0);
+	mem_free(mine);
+	mem_free(all);
+	mem_free(t.messages);
+	close_group();
+}
+
+static void test_hosts(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 2; i++)
+		T_OK(comm_arena_new(2, &arenas[i]));
+	run(hosts, 4);
+	for (int i = 0; i < 2; i++)
+		close(arenas[i]);
+	finish();
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_moves),	 cmocka_unit_test(test_uneven), cmocka_unit_test(test_reductions),
 		cmocka_unit_test(test_exchange), cmocka_unit_test(test_boxes),	cmocka_unit_test(test_subgroups),
+		cmocka_unit_test(test_hosts),
 	};
 
 	(void)argc;

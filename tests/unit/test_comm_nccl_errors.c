@@ -139,6 +139,49 @@ static void ticked(void)
 	close_group();
 }
 
+/* A group is looked at between collectives: has a peer died, or given up? */
+static void idle(void)
+{
+	open_group();
+	C_OK(comm_barrier(me.c));
+	C_OK(comm_check(me.c));
+	all_are_out();
+	if (me.rank == 1) {
+		comm_abort(me.c, ERR(CANCELLED, "not needed any more"));
+		C_ERR(CANCELLED, comm_check(me.c));
+	} else {
+		while (comm_check(me.c) == OK)
+			sched_yield();
+		C_TRUE(err_last()->code == ERR_PEER_LOST);
+		C_ERR(PEER_LOST, comm_barrier(me.c));
+	}
+	close_group();
+}
+
+/* A GPU falls off in the middle: its member says so, and the others hear of it, or wait no longer than their deadline. */
+static void device_lost(void)
+{
+	me.deadline_ms = 5 * DEADLINE_MS;
+	open_group();
+	struct traffic t = traffic_of(400, 60000, 5);
+	struct comm_exchange x = { t.messages, t.count, pack, unpack, &t };
+	C_OK(comm_exchange(me.c, &x));
+	memset(t.last, 0, sizeof t.last);
+	all_are_out();
+	if (me.rank == 1)
+		setenv("FAKE_CUDA_FAIL", "cuMemcpyHtoDAsync_v2:2:999:sticky", 1);
+	enum err e = comm_exchange(me.c, &x);
+	if (me.rank == 1) {
+		C_TRUE(e == ERR_DEVICE_FAILED);
+		C_TEXT("cuMemcpyHtoDAsync");
+	} else if (e != ERR_PEER_LOST && e != ERR_PEER_TIMEOUT) {
+		fprintf(stderr, "member %u: %s\n", me.rank, e ? err_last()->text : "no error");
+		C_TRUE(e == ERR_DEVICE_FAILED && err_last()->rank == 1);
+	}
+	mem_free(t.messages);
+	close_group();
+}
+
 static void call_fails(void)
 {
 	open_group();
@@ -164,6 +207,8 @@ static void test_errors(void **state)
 	run(hang, 3);
 	run(dead_peer, 3);
 	run(ticked, 3);
+	run(idle, 3);
+	run(device_lost, 3);
 	run(call_fails, 1);
 }
 
@@ -176,10 +221,26 @@ static void one_without(void)
 	if (me.rank == 1)
 		spec.device = NULL;
 	else
-		C_OK(device_open(0, &spec.device));
+		C_OK(device_open((int32_t)me.rank, &spec.device));
 	C_ERR(BACKEND_UNAVAILABLE, comm_open(&spec, &me.c));
 	C_TRUE(err_last()->rank == 1);
 	C_TEXT("rank 1: an NCCL group needs a GPU, and this member has none");
+	device_close(spec.device);
+}
+
+static void one_gpu_for_two(void)
+{
+	struct comm_spec spec = spec_of();
+
+	C_OK(device_open(me.rank == 2 ? 1 : (int32_t)me.rank, &spec.device));
+	C_ERR(BACKEND_UNAVAILABLE, comm_open(&spec, &me.c));
+	C_TRUE(err_last()->rank == 2);
+	C_TEXT("ranks 1 and 2 are both on GPU-");
+	C_TEXT("NCCL takes one member a GPU");
+	setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1); /* the fake is one that takes more */
+	C_OK(comm_open(&spec, &me.c));
+	C_OK(comm_barrier(me.c));
+	comm_close(me.c);
 	device_close(spec.device);
 }
 
@@ -188,7 +249,7 @@ static void init_fails(void)
 	struct comm_spec spec = spec_of();
 
 	setenv("FAKE_NCCL_INIT", "2", 1);
-	C_OK(device_open(0, &spec.device));
+	C_OK(device_open((int32_t)me.rank, &spec.device));
 	C_ERR(DEVICE_FAILED, comm_open(&spec, &me.c));
 	C_TEXT("ncclCommInitRankConfig: unhandled system error (NCCL error 2)");
 	device_close(spec.device);
@@ -200,7 +261,7 @@ static void never_joins(void)
 	struct comm_spec spec = spec_of();
 
 	spec.deadline_ms = DEADLINE_MS;
-	C_OK(device_open(0, &spec.device));
+	C_OK(device_open((int32_t)me.rank, &spec.device));
 	if (me.rank == 1)
 		setenv("FAKE_NCCL_INIT", "2", 1);
 	if (me.rank == 1)
@@ -220,6 +281,14 @@ static void old_library(void)
 	C_ERR(BACKEND_UNAVAILABLE, comm_nccl_available(NULL));
 	C_TEXT("older than 2.14");
 	C_TRUE(version == 0);
+}
+
+static void next_library(void)
+{
+	setenv("FAKE_NCCL_VERSION", "30000", 1);
+	C_ERR(BACKEND_UNAVAILABLE, comm_nccl_available(NULL));
+	C_TEXT("another major version than NCCL 2");
+	C_TEXT("install NCCL 2.14 or newer");
 }
 
 static void this_library(void)
@@ -243,6 +312,8 @@ static void test_open(void **state)
 	run(init_fails, 2);
 	run(never_joins, 2);
 	run(old_library, 1);
+	run(next_library, 1);
+	run(one_gpu_for_two, 3);
 }
 
 /* The search path is read at start, so these are the program again. */

@@ -485,6 +485,92 @@ def test_cancel(gang):
     still_works(gang)
 
 
+# ------------------------------------------------------------------------------------------- groups that are kept
+
+
+def over_gpus(gpus, workers=4, **env):
+    g = Gang(workers, {}, network=True, device=True, env={**FAKES, "FAKE_CUDA_DEVICES": str(gpus), **env})
+    g.backend = "nccl"
+    return g
+
+
+def gathered(g, s):
+    """How often the members of a job met. Once each to compare what they have kept, once more to open a group."""
+    world = len(s.fds)
+    done(run(g, "gather", s))
+    want = f32(*[r * 1000 + i for r in range(world) for i in range(8 // world * 6)])
+    assert all(im.entries["w"][2] == want for im in images(g.made))
+    g.made.close()
+    return sum(t == "RENDEZVOUS" for _, t in g.seen)
+
+
+def test_a_group_over_nccl_is_kept_until_it_fails_or_another_is_needed():
+    four, two = rows(4), rows(2)
+    with over_gpus(4) as g:
+        assert [gathered(g, four) for _ in range(3)] == [8, 4, 4]
+        assert [gathered(g, two) for _ in range(2)] == [4, 2], "ranks of a smaller group begin at 0"
+        assert gathered(g, four) == 8, "two have kept a group of four, two have not"
+        assert gathered(g, four) == 4
+        met = []
+
+        def cancel(g, i, f):
+            if f.type != "RENDEZVOUS":
+                return False
+            met.append(i)
+            g.answer(i, f)
+            if len(met) == 4:
+                for w in g.workers:
+                    w.send("CANCEL", g.generation, {})
+            return True
+
+        g.on = cancel
+        s = big(4, rows=512)
+        failed(run(g, "gather", s), "cancelled")
+        g.on = None
+        g.made.close()
+        s.close()
+        assert [gathered(g, four) for _ in range(2)] == [8, 4], "a group that failed is no more"
+    four.close()
+    two.close()
+
+
+@pytest.mark.parametrize("env, members", [({}, 2), ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, 4)])
+def test_several_ranks_on_one_gpu(env, members):
+    """NCCL takes one member a GPU, which has the bytes of several ranks, unless its environment says that it takes more."""
+    s = rows(4)
+    with over_gpus(2, **env) as g:
+        assert gathered(g, s) == 2 * members
+    s.close()
+
+
+def test_a_member_that_dies_over_nccl():
+    """The others' group is aborted: none of them hangs in it, or in its end."""
+    g = over_gpus(2, 2)
+    g.deadline_ms = 1500
+    s = big(rows=256)
+    g.start("gather", {"source": {"state_dict": "s"}, "target": {"state_dict": "t"}, "backend": "nccl"}, {"s": s})
+    met = 0
+    while met < 4:
+        for i, f in g.frames(120):
+            g.answer(i, f)
+            met += f.type == "RENDEZVOUS"
+    g.workers[1].proc.kill()
+    while True:
+        f = g.workers[0].recv()
+        if f.type in ("DONE", "FAILED"):
+            break
+        if f.type != "PROGRESS":
+            g.answer(0, f)
+    assert f.type == "FAILED" and f.body["code"] in ("peer_timeout", "peer_lost"), f.body
+    rc, log = g.workers[0].close()
+    assert rc == 0, log
+    g.workers[1].proc.wait()
+    g.workers[1].proc.stderr.close()
+    g.workers[1].sock.close()
+    g.made.close()
+    s.close()
+
+
 def test_memory_is_bounded(gang):
     """Each worker's own memory, not the segments', while 64 MiB are gathered twice."""
     s = big(rows=256)

@@ -115,6 +115,12 @@ static FALLIBLE enum err begin(struct comm *c, const struct comm_call *call)
 	return OK;
 }
 
+enum err comm_check(struct comm *c)
+{
+	TRY(failed(c));
+	return settle(c, c->root->ops->poll(c->root));
+}
+
 void comm_abort(struct comm *c, enum err e)
 {
 	must(e);

@@ -15,7 +15,8 @@
  *   - it returns on every member within the deadline (+ 200 ms), with OK or with the group's one error;
  *   - the first failure aborts the group: everyone gets the same code, with the rank that caused it (err_last()->rank); from then on
  *     every call fails at once with it. A group that failed can only be closed;
- *   - buffers are the caller's, host memory unless the back end is nccl; in and out may be equal only where said.
+ *   - buffers are the caller's, host memory unless the one back end is nccl (between hosts whose members share memory it moves host
+ *     memory, through pinned slots); in and out may be equal only where said.
  * One thread per comm. No function keeps a pointer after it returned. */
 #pragma once
 #include "base/err.h"
@@ -74,6 +75,8 @@ FALLIBLE enum err comm_split(struct comm *parent, const uint32_t *ranks, uint32_
  * mesh: sizes, their product is comm_size; row-major. */
 FALLIBLE enum err comm_split_mesh(struct comm *parent, const int64_t *mesh, uint32_t mesh_ndim, uint32_t dim, struct comm **out);
 
+/* The group's error, or what its back end has heard of since the last collective. Does not wait. */
+FALLIBLE enum err comm_check(struct comm *c);
 /* Fails the group from outside or because of `e` (err_last() tells the rest), at any time. */
 void comm_abort(struct comm *c, enum err e);
 

@@ -89,6 +89,7 @@ struct comm_ops {
 const struct comm_ops *comm_shm_ops(void);
 const struct comm_ops *comm_tcp_ops(void);
 const struct comm_ops *comm_nccl_ops(void);
+const struct comm_ops *comm_nccl_host_ops(void);   /* of host memory: between hosts, for hier.c */
 const struct comm_ops *comm_hier_ops(void);   /* several hosts: an inside and a between back end */
 
 static inline uint64_t comm_now_ns(void) { return (uint64_t)clock_mono_ns(); }

@@ -137,7 +137,8 @@ static FALLIBLE enum err split_between(struct hier *h)
 
 static FALLIBLE enum err open_all(struct hier *h, const struct comm_spec *spec)
 {
-	const struct comm_ops *inside = comm_backend_ops(spec->inside), *between = comm_backend_ops(spec->between);
+	const struct comm_ops *inside = comm_backend_ops(spec->inside);
+	const struct comm_ops *between = spec->between == COMM_NCCL ? comm_nccl_host_ops() : comm_backend_ops(spec->between);
 	struct comm_spec inner = *spec;
 
 	if (!inside || !between)

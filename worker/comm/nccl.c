@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -17,7 +18,6 @@
 enum { SPINS = 200, NAP_NS = 20000, LAST_WORD_MS = 200, REASON_MS = 100, LEAVE_MS = 1000 };
 
 _Static_assert(sizeof(struct nccl_word) == 256, "words are sent as they are");
-_Static_assert(NCCL_ID_BYTES + 8 + NCCL_TEXT_MAX <= COMM_RENDEZVOUS_BYTES, "an id fits what members tell each other");
 
 /* ---- the library ---- */
 
@@ -46,6 +46,9 @@ static FALLIBLE enum err load(void)
 #undef X
 	if (api.get_version(&library.version) != NCCL_OK || library.version < NCCL_OLDEST)
 		return ERR(BACKEND_UNAVAILABLE, "libnccl.so.2 is of version %d: older than 2.14", library.version);
+	if (library.version >= NCCL_NEXT_MAJOR)
+		return ERR(BACKEND_UNAVAILABLE, "libnccl.so.2 is of version %d: another major version than NCCL 2, whose interface is "
+			   "called here; install NCCL 2.14 or newer", library.version);
 	return OK;
 }
 
@@ -62,6 +65,13 @@ enum err comm_nccl_available(int *version_out)
 	if (version_out)
 		*version_out = library.state ? 0 : library.version;
 	return library.state;
+}
+
+bool comm_nccl_shares_gpus(void)
+{
+	const char *asked = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+
+	return asked && strcmp(asked, "1") == 0;
 }
 
 static enum err failed(struct comm *c, nccl_result r, const char *call)
@@ -223,8 +233,10 @@ enum err comm_nccl_agree(struct comm *c, enum err status)
 struct introduction {
 	uint32_t code, spare;
 	char text[NCCL_TEXT_MAX];
+	char gpu[DEVICE_UUID_MAX];
 	ncclUniqueId id;
 };
+_Static_assert(sizeof(struct introduction) <= COMM_RENDEZVOUS_BYTES, "an introduction fits what members tell each other");
 
 static void *new_words(struct nccl *g, uint32_t size)
 {
@@ -296,14 +308,44 @@ static void drop(struct comm *c)
 	err_restore(&info);
 }
 
-static FALLIBLE enum err prepare(struct comm *c, const struct comm_spec *spec, ncclUniqueId *id)
+static FALLIBLE enum err prepare(struct comm *c, const struct comm_spec *spec, struct introduction *mine)
 {
+	struct device_info info;
+
 	TRY(comm_nccl_available(NULL));
 	if (!spec->device || device_is_cpu(spec->device))
 		return ERR(BACKEND_UNAVAILABLE, "an NCCL group needs a GPU, and this member has none");
 	TRY(new_group(c, spec->device));
-	if (c->rank == 0 && api.get_id(id) != NCCL_OK)
+	TRY(device_cuda_info((uint32_t)device_index(spec->device), &info));
+	memcpy(mine->gpu, info.uuid, sizeof mine->gpu);
+	if (c->rank == 0 && api.get_id(&mine->id) != NCCL_OK)
 		return ERR(DEVICE_FAILED, "ncclGetUniqueId: %.300s", api.last_error(NULL));
+	return OK;
+}
+
+static void read_introduction(const unsigned char *all, uint32_t r, struct introduction *out)
+{
+	memcpy(out, all + (size_t)r * COMM_RENDEZVOUS_BYTES, sizeof *out);
+	out->text[sizeof out->text - 1] = out->gpu[sizeof out->gpu - 1] = '\0';
+}
+
+/* NCCL itself says no more of it than "invalid usage", after its start. */
+static FALLIBLE enum err check_gpus(const struct comm *c, const unsigned char *all)
+{
+	struct introduction a, b;
+
+	for (uint32_t r = 1; r < c->size && !comm_nccl_shares_gpus(); r++) {
+		read_introduction(all, r, &b);
+		for (uint32_t k = 0; k < r; k++) {
+			read_introduction(all, k, &a);
+			if (strcmp(a.gpu, b.gpu) != 0)
+				continue;
+			enum err e = ERR(BACKEND_UNAVAILABLE, "ranks %u and %u are both on %s: NCCL takes one member a GPU (NCCL 2.30 "
+					 "takes more with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment)", c->names[k],
+					 c->names[r], b.gpu);
+			return comm_at(c, e, r);
+		}
+	}
 	return OK;
 }
 
@@ -321,8 +363,7 @@ static FALLIBLE enum err introduce(struct comm *c, const struct comm_spec *spec,
 		memcpy(all, blob, sizeof blob);
 	for (uint32_t r = 0; r < c->size; r++) {
 		struct introduction other;
-		memcpy(&other, all + (size_t)r * COMM_RENDEZVOUS_BYTES, sizeof other);
-		other.text[sizeof other.text - 1] = '\0';
+		read_introduction(all, r, &other);
 		if (other.code) {
 			enum err e = other.code < ERR_COUNT ? (enum err)other.code : ERR_COMM_PROTOCOL;
 			err_record(e, 0, ERR_PLACE, "rank %u: %s", c->names[r], other.text);
@@ -331,7 +372,7 @@ static FALLIBLE enum err introduce(struct comm *c, const struct comm_spec *spec,
 		if (r == 0)
 			mine->id = other.id;
 	}
-	return OK;
+	return check_gpus(c, all);
 }
 
 static enum err nccl_open(struct comm *c, const struct comm_spec *spec)
@@ -339,7 +380,7 @@ static enum err nccl_open(struct comm *c, const struct comm_spec *spec)
 	struct introduction mine = { 0 };
 
 	c->impl = NULL;
-	enum err e = prepare(c, spec, &mine.id);
+	enum err e = prepare(c, spec, &mine);
 	if (e) {
 		mine.code = e;
 		snprintf(mine.text, sizeof mine.text, "%.*s", (int)sizeof mine.text - 1, err_last()->text);
@@ -483,6 +524,17 @@ static enum err nccl_poll(struct comm *c)
 	if (api.async_error(nccl_of(c)->comm, &r) != NCCL_OK || (r != NCCL_OK && r != NCCL_IN_PROGRESS))
 		return failed(c, r, "between collectives");
 	return OK;
+}
+
+const struct comm_ops *comm_nccl_host_ops(void)
+{
+	static const struct comm_ops ops = {
+		.name = "nccl", .open = nccl_open, .split = nccl_split, .close = nccl_close, .abort = nccl_abort, .poll = nccl_poll,
+		.barrier = comm_nccl_barrier, .broadcast = comm_nccl_host_broadcast, .all_gather_v = comm_nccl_host_all_gather_v,
+		.exchange = comm_nccl_exchange,
+	};
+
+	return &ops;
 }
 
 const struct comm_ops *comm_nccl_ops(void)

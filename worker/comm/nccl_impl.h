@@ -57,6 +57,9 @@ struct CUstream_st *comm_nccl_stream(const struct comm *c);
 /* nccl_exchange.c */
 enum err comm_nccl_exchange(struct comm *c, const struct comm_exchange *x);
 void comm_nccl_free_slots(struct nccl *g);
+/* nccl_host.c */
+enum err comm_nccl_host_broadcast(struct comm *c, void *data, uint64_t bytes, uint32_t root);
+enum err comm_nccl_host_all_gather_v(struct comm *c, const void *in, const uint64_t *bytes, void *out);
 /* nccl_reduce.c */
 enum err comm_nccl_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op, uint32_t root);
 enum err comm_nccl_all_reduce(struct comm *c, const void *in, void *out, uint64_t count, enum dtype d, enum reduce_op op);

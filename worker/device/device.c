@@ -14,11 +14,11 @@ enum { SPINS = 200, NAP_NS = 50000 };
 
 FALLIBLE enum err device_open(int32_t index, struct device **out)
 {
-	if (index == DEVICE_CPU)
-		return device_cpu_new(out);
-	if (index < 0)
+	if (index < 0 && index != DEVICE_CPU)
 		return ERR(VALIDATION_FAILED, "there is no device %d", index);
-	return device_cuda_new((uint32_t)index, out);
+	TRY(index == DEVICE_CPU ? device_cpu_new(out) : device_cuda_new((uint32_t)index, out));
+	(*out)->index = index;
+	return OK;
 }
 
 void device_close(struct device *d)
@@ -30,6 +30,11 @@ void device_close(struct device *d)
 bool device_is_cpu(const struct device *d)
 {
 	return d->ops->stream == NULL;
+}
+
+int32_t device_index(const struct device *d)
+{
+	return d->index;
 }
 
 FALLIBLE enum err device_alloc(struct device *d, uint64_t bytes, void **out)

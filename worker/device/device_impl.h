@@ -22,6 +22,7 @@ struct device_ops {
 
 struct device {
 	const struct device_ops *ops;
+	int32_t index;                 /* as device_open was told */
 };
 
 FALLIBLE enum err device_cpu_new(struct device **out);

@@ -2,10 +2,11 @@
 #include "runner/exchange.h"
 
 #include "base/num.h"
+#include "comm/nccl.h"
 #include "device/device.h"
 #include "runner/fold.h"
 #include "runner/move.h"
-#include "session/gpu.h"
+#include "session/group.h"
 
 enum {
 	WINDOW_MESSAGES = 1024,
@@ -355,78 +356,21 @@ uint32_t exchange_members(const struct job *j, uint32_t world_size)
 {
 	uint32_t n = (uint32_t)num_min(world_size, j->worker->count);
 
-	return j->backend == COMM_NCCL ? (uint32_t)num_max(num_min(n, device_cuda_count()), 1) : n; /* NCCL wants a GPU for each */
+	if (j->backend != COMM_NCCL || comm_nccl_shares_gpus())
+		return n;
+	return (uint32_t)num_max(num_min(n, device_cuda_count()), 1);
 }
 
-enum err exchange_secret(const json_t *group, unsigned char out[COMM_SECRET_BYTES])
+enum err exchange_part(struct job *j, const json_t *doc, const struct exec_spec *spec)
 {
-	const char *hex = json_string_value(json_object_get(group, "secret"));
-
-	if (!hex || strlen(hex) != 2 * COMM_SECRET_BYTES)
-		return ERR(PROTOCOL, "a group without a secret");
-	if (buf_unhex(str_of(hex), out, COMM_SECRET_BYTES))
-		return ERR(PROTOCOL, "a group's secret that is not hexadecimal");
-	return OK;
-}
-
-enum err exchange_meet(struct exchange_meeting *m, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out)
-{
-	CLEANUP(buf_free) struct buf b = BUF_INIT(4096);
-	CLEANUP(json_decrefp) json_t *all = NULL;
-
-	buf_printf(&b, "{\"round\":%u,\"size\":%u,\"data\":\"", m->round++, m->size);
-	buf_base64(&b, mine, COMM_RENDEZVOUS_BYTES);
-	buf_puts(&b, "\"}");
-	TRY(buf_status(&b));
-	TRY(job_rendezvous(m->job, (struct str){ (char *)b.p, b.len }, m->deadline_ms, &all));
-	size_t n = json_array_size(all);
-	enum err e = n == m->size ? OK : ERR(PROTOCOL, "a meeting of %zu members, not %u", n, m->size);
-	for (uint32_t i = 0; !e && i < m->size; i++) {
-		CLEANUP(buf_free) struct buf one = BUF_INIT(COMM_RENDEZVOUS_BYTES);
-		const char *text = json_string_value(json_array_get(all, i));
-		if (!text || buf_unbase64(&one, str_of(text)) || one.len != COMM_RENDEZVOUS_BYTES)
-			e = ERR(PROTOCOL, "what member %u says of itself is not %d bytes of base64", i, COMM_RENDEZVOUS_BYTES);
-		else
-			memcpy(all_out + (size_t)i * COMM_RENDEZVOUS_BYTES, one.p, COMM_RENDEZVOUS_BYTES);
-	}
-	return e;
-}
-
-static enum err meet(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out)
-{
-	return exchange_meet(user, mine, all_out);
-}
-
-static enum err tick(void *user)
-{
-	return job_tick(((struct exchange_meeting *)user)->job);
-}
-
-enum err exchange_part(struct job *j, const json_t *group, const struct exec_spec *spec)
-{
-	json_int_t members = json_integer_value(json_object_get(group, "members"));
-	json_int_t deadline = json_integer_value(json_object_get(group, "deadline_ms"));
-	const char *backend = json_string_value(json_object_get(group, "backend"));
-	struct exchange_meeting m = { .job = j, .size = (uint32_t)members, .deadline_ms = deadline > 0 ? (uint32_t)deadline : 30000 };
-	struct comm_spec comm = { .rank = spec->index, .size = (uint32_t)members, .generation = j->generation, .arena_fd = -1,
-				  .group_id = (uint64_t)json_integer_value(json_object_get(group, "group_id")),
-				  .deadline_ms = m.deadline_ms, .listen = j->worker->listen[0] ? j->worker->listen : NULL,
-				  .meet = meet, .tick = tick, .user = &m };
 	struct comm *c = NULL;
 
-	if (members < 1 || members > spec->count || !backend)
-		return ERR(PROTOCOL, "a group of %jd members in a gang of %u", (intmax_t)members, spec->count);
-	if (spec->index >= (uint32_t)members)
+	TRY(group_join(j, doc, spec->index, spec->count, &c));
+	if (!c)
 		return OK;
-	comm.inside = comm.between = strcmp(backend, "nccl") == 0 ? COMM_NCCL : COMM_TCP;
-	TRY(exchange_secret(group, comm.secret));
-	if (comm.inside == COMM_NCCL)
-		TRY(gpu_open(j->worker));
-	comm.device = j->worker->gpu;
-	TRY(comm_open(&comm, &c));
 	enum err e = exchange_run(spec, c);
 	struct err_info info = *err_last();
-	comm_close(c);
+	group_leave(j->worker, c, e == OK);
 	if (e)
 		err_restore(&info);
 	return e;

@@ -16,12 +16,3 @@ uint32_t exchange_members(const struct job *j, uint32_t world_size);
 FALLIBLE enum err exchange_part(struct job *j, const json_t *group, const struct exec_spec *spec);
 /* The moves over a group that is open already. Members are the group's. */
 FALLIBLE enum err exchange_run(const struct exec_spec *spec, struct comm *c);
-
-/* How the members of a group meet, through the coordinator. */
-struct exchange_meeting {
-	struct job *job;
-	uint32_t size, round, deadline_ms;
-};
-FALLIBLE enum err exchange_meet(struct exchange_meeting *m, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out);
-/* The group's `secret`. */
-FALLIBLE enum err exchange_secret(const json_t *group, unsigned char out[COMM_SECRET_BYTES]);

@@ -10,8 +10,8 @@
 #include "base/clock.h"
 #include "base/num.h"
 #include "comm/comm.h"
-#include "runner/exchange.h"
 #include "runner/spread.h"
+#include "session/group.h"
 
 enum { READERS = 4, STALL_MS = 1000,
        MESSAGES_MAX = SPREAD_WINDOW_UNITS * SPREAD_HOSTS_MAX * (SPREAD_UNIT / COMM_BLOCK_MAX) };
@@ -28,7 +28,7 @@ struct farewell {
 struct spread {
 	struct job *job;
 	const json_t *doc, *nodes;
-	struct exchange_meeting meeting;
+	struct group_meeting meeting;
 	struct comm *comm;
 	uint32_t index, hosts;
 	struct spread_plan plan;
@@ -67,7 +67,7 @@ static enum err tick(void *user)
 
 static enum err meet(void *user, const unsigned char mine[COMM_RENDEZVOUS_BYTES], unsigned char *all_out)
 {
-	return exchange_meet(&((struct spread *)user)->meeting, mine, all_out);
+	return group_meet(&((struct spread *)user)->meeting, mine, all_out);
 }
 
 static FALLIBLE enum err open_group(struct spread *s)
@@ -79,9 +79,9 @@ static FALLIBLE enum err open_group(struct spread *s)
 				  .listen = w->listen[0] ? w->listen : NULL, .deadline_ms = deadline, .meet = meet, .tick = tick,
 				  .user = s };
 
-	s->meeting = (struct exchange_meeting){ .job = s->job, .size = s->hosts,
+	s->meeting = (struct group_meeting){ .job = s->job, .size = s->hosts,
 						.deadline_ms = (uint32_t)json_integer_value(json_object_get(s->doc, "wait_ms")) };
-	TRY(exchange_secret(s->doc, spec.secret));
+	TRY(group_secret(s->doc, spec.secret));
 	return comm_open(&spec, &s->comm);
 }
 
