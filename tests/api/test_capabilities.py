@@ -88,6 +88,14 @@ def test_driver_without_gpu(spawn, fakes, env, reason):
     assert c["backends"]["cuda"] == {"available": False, "reason": reason} == c["backends"]["nccl"]
 
 
+def test_driver_that_is_too_old(spawn, fakes, tmp_path):
+    path = fakes("libnccl.so.2")
+    (tmp_path / "lib/libcuda.so.1").symlink_to(FAKES / "libnccl.so.2")
+    reason = "libcuda.so.1 lacks cuInit: the NVIDIA driver is too old"
+    c = backends(spawn(env={"LD_LIBRARY_PATH": path}))
+    assert c["backends"]["cuda"] == {"available": False, "reason": reason} == c["backends"]["nccl"]
+
+
 def test_one_gpu_is_broken(spawn, fakes):
     c = backends(spawn(env={"LD_LIBRARY_PATH": fakes("libcuda.so.1"), "FAKE_CUDA_FAIL": "cuDeviceGetName:1:1"}))
     assert c["devices"] == [{"index": 0, "problem": "cuDeviceGetName: invalid argument (CUDA_ERROR_INVALID_VALUE, error 1)"}]

@@ -346,6 +346,51 @@ def test_a_trainer_that_has_ended(g, tmp_path):
     r.drop()
 
 
+DYING = """
+import http.client, json, socket, sys
+sys.path[:0] = [sys.argv[1]]
+import fake_gpu
+trainer = fake_gpu.Trainer()
+_, legacy = trainer.legacy(b"x" * 5000)
+_, fd, n = trainer.vmm(b"y" * 5000)
+class Daemon: socket = sys.argv[2]
+hand = fake_gpu.Descriptors(Daemon, [fd])
+c = http.client.HTTPConnection("localhost")
+c.sock = socket.socket(socket.AF_UNIX)
+c.sock.connect(sys.argv[2])
+body = json.loads(sys.argv[3])
+body.update(allocations=[legacy, {"descriptor": 0, "bytes": n}], descriptors=hand.token)
+c.request("POST", sys.argv[4], json.dumps(body), {"Content-Type": "application/json"})
+c.getresponse()
+"""
+
+
+def test_a_trainer_that_exits_while_its_memory_is_read(g, trainer):
+    """The copy ends, or fails, without it: nothing is sealed of its slot, nothing stays open or held, and the next trainer is served."""
+    for w in copiers(g):
+        os.kill(w["pid"], signal.SIGKILL)
+    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+    r = Rank(g)
+    table = r.pieces((r.at, 4000, 0, 0), (r.at + 4000, 4000, 0, 1))
+    g.fail.write_text("cuStreamQuery:0:600")  # never ready
+    body = {"generation": 1, "device": fake_gpu.UUID, "table": table}
+    p = subprocess.Popen([sys.executable, "-c", DYING, str(pathlib.Path(lib.__file__).parent), str(g.socket), json.dumps(body),
+                          f"/v1/state-dicts/{r.name}/ranks/0:copy"], env=lib.clean_environment(LD_LIBRARY_PATH=str(FAKES)))
+    try:
+        lib.wait_for(lambda: [w for w in copiers(g) if w["state"] == "busy"], 20, "the copy's begin")
+    finally:
+        p.kill()
+        p.wait()
+    g.fail.write_text("")
+    lib.wait_for(lambda: not [w for w in copiers(g) if w["state"] == "busy"], 30, "the copy's end")
+    mine = lambda pid: [f for f in lib.fd_targets(pid) if "fake device memory" in f]  # noqa: E731
+    lib.wait_for(lambda: not mine(g.proc.pid) and not [f for w in copiers(g) for f in mine(w["pid"])], 10, "what was handed over is let go")
+    assert g.api.get(f"/v1/state-dicts/{r.name}").ok(200)["ranks"][0]["slots"][0]["state"] == "open"
+    r.whole(trainer.legacy(DATA)[1]).ok(200)
+    r.sealed_as_it_should_be()
+    r.drop()
+
+
 def test_a_slot_that_is_being_copied_is_left_alone(g, trainer):
     """A device that does not come on: no seal meanwhile, and whoever reserves the generation anew gets another place."""
     for w in copiers(g):
@@ -372,6 +417,43 @@ def test_a_slot_that_is_being_copied_is_left_alone(g, trainer):
     again.whole(trainer.legacy(DATA)[1]).ok(200)
     again.sealed_as_it_should_be()
     r.drop()
+
+
+def test_a_ring_takes_what_it_has_room_for(g, trainer):
+    """Device memory goes into a ring while the image is filled; not while a worker writes there, and not when nobody reads it any more."""
+    for w in copiers(g):
+        os.kill(w["pid"], signal.SIGKILL)
+    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+    name, ring = lib.fresh(), {"offset": PAGE, "bytes": 1 << 20}
+    table_at, whole = PAGE + ring["bytes"] + PAGE, 5 << 20
+    g.create(name)
+    segment = g.reserve(name, 0, table_at + PAGE, 1)["segment"]
+    at = f"/v1/state-dicts/{name}/ranks/0"
+    sealed = {"generation": 1, "image_bytes": whole, "ring": ring}
+    g.api.post(f"{at}:seal", {**sealed, "filling": True}).ok(204, 200)
+    image = lib.segment_file(segment)
+    with open(image, "r+b") as f:
+        f.seek(table_at)
+        f.write(fake_gpu.table([(PAGE + 512, len(DATA), 0, 0)]))
+    body = {"generation": 1, "device": fake_gpu.UUID, "allocations": [trainer.legacy(DATA)[1]], "table": {"offset": table_at, "count": 1}}
+    assert g.api.post(f"{at}:copy", body).ok(200)["bytes"] == len(DATA)
+    assert image.read_bytes()[PAGE + 512:PAGE + 512 + len(DATA)] == DATA
+    g.fail.write_text("cuStreamQuery:0:600")  # never ready
+    with contextlib.closing(g.api.connect(60)) as c:
+        c.request("POST", f"{at}:copy", body=json.dumps(body), headers={"Content-Type": "application/json"})
+        lib.wait_for(lambda: [w for w in copiers(g) if w["state"] == "busy"], 10, "the copy's begin")
+        assert "being copied" in g.api.post(f"{at}:seal", sealed).problem("state_conflict", status=409)["detail"]
+        g.api.post(f"{at}:copy", body).problem("state_conflict", status=409)
+        os.kill(copiers(g)[0]["pid"], signal.SIGKILL)
+        lib.Answer((got := c.getresponse()).status, dict(got.getheaders()), got.read()).problem("worker_lost", status=503)
+    g.fail.write_text("")
+    assert g.api.post(f"{at}:copy", body).ok(200)["bytes"] == len(DATA)
+    job = g.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": name, "generation": 1, "await_seal": True, "timeout_s": 60},
+                                  "target": {"storage": "main", "name": f"gpu/{name}"}}).ok(202)
+    g.api.post(f"/v1/jobs/{job['id']}:cancel")  # or it has found by then that this image is none
+    lib.wait_for(lambda: g.api.get(f"/v1/jobs/{job['id']}").ok(200)["state"] in ("cancelled", "failed"), 20, "the job's end")
+    g.api.post(f"{at}:copy", body).problem("ring_lost", status=409)
+    g.drop(name)
 
 
 def test_the_daemon_ends_while_it_copies(spawn, trainer, tmp_path):

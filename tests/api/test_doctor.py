@@ -100,12 +100,37 @@ def test_a_clock_that_is_years_behind(tmp_path):
     lacks(found["clock"], "bad", "years behind", "timedatectl")
 
 
+def test_a_clock_that_nobody_keeps(tmp_path):
+    lacks(doctor(tmp_path, env=host.UNSYNCED)["clock"], "warn", "not synchronised", "timedatectl")
+    lacks(doctor(tmp_path, under=(DENY, "adjtimex,clock_adjtime"))["clock"], "idle", "not known", "")
+
+
 def test_storages(tmp_path, mounted):
     lacks(doctor(tmp_path, "--storage", f"main={tmp_path}/none", rc=1)["storage main"], "bad", "cannot be written", "--check-config")
     closed = mounted("ro")
     lacks(doctor(tmp_path, "--storage", f"main={closed}", rc=1)["storage main"], "bad", "cannot be written", "--check-config")
     out = subprocess.run([lib.BIN / "dcpd", "--doctor", "table", "--state-dir", tmp_path / "s"], capture_output=True, text=True, timeout=60)
     assert out.returncode == 2 and 'text or json, not "table"' in out.stderr
+
+
+def test_a_storage_without_o_direct(tmp_path):
+    lacks(doctor(tmp_path, "--storage", f"main={tmp_path}", env=host.BUFFERED)["storage main"], "warn", "has no O_DIRECT", "ext4 or xfs")
+
+
+@pytest.mark.parametrize("nccl, state, words", [
+    ({}, "ok", "NCCL 2.28.9"), ({"FAKE_NCCL_VERSION": "21304"}, "warn", "older than 2.14"),
+    ({"FAKE_NCCL_VERSION": "30000"}, "warn", "another major version")])
+def test_driver_and_nccl_of_the_running_daemon(spawn, nccl, state, words):
+    d = spawn(env={"LD_LIBRARY_PATH": str(lib.ROOT / "build/test/fakes"), **nccl})
+    found = {}
+
+    def asked():
+        found.update({f["name"]: f for f in d.api.get("/v1/doctor").ok(200)["findings"]})
+        return "probe" not in found["cuda"]["words"]
+
+    lib.wait_for(asked, 20, "the probe's answer")
+    lacks(found["cuda"], "ok", "the driver answers", "")
+    lacks(found["nccl"], state, words, "libnccl2" if state == "warn" else "")
 
 
 def test_what_the_running_daemon_adds(spawn):

@@ -1,7 +1,9 @@
 /* libhost.c: a host with its troubles, for LD_PRELOAD: what a test cannot do to the real one without disturbing others.
  *
  *     FAKE_HOST_CLOCK=FILE        the steps of the wall clock: struct steps below; a test adds to them while programs run
+ *     FAKE_HOST_UNSYNCED=1        the kernel says that nobody keeps the clock
  *     FAKE_HOST_OLD=1             tmpfs as before Linux 6.6: user.* attributes are refused
+ *     FAKE_HOST_BUFFERED=1        file systems take O_DIRECT when a file is opened, and refuse the write
  *     FAKE_HOST_SLOW=MS           reading a directory waits so long at each entry whose name begins with `slow-`, which it also says on
  *                                 stderr, and for ever at one that begins with `hang-`
  *
@@ -17,6 +19,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/time.h>
+#include <sys/timex.h>
 #include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
@@ -31,7 +34,7 @@ static const struct steps {
 	volatile int64_t count; /* at least one, whose time is the first at which a program could run */
 	struct step v[STEPS_MAX];
 } *steps;
-static int old_kernel;
+static int old_kernel, buffered;
 static long slow_ms;
 
 __attribute__((constructor)) static void begin(void)
@@ -40,6 +43,7 @@ __attribute__((constructor)) static void begin(void)
 	int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
 
 	old_kernel = getenv("FAKE_HOST_OLD") != NULL;
+	buffered = getenv("FAKE_HOST_BUFFERED") != NULL;
 	slow_ms = getenv("FAKE_HOST_SLOW") ? strtol(getenv("FAKE_HOST_SLOW"), NULL, 10) : 0;
 	if (fd < 0)
 		return;
@@ -136,6 +140,19 @@ int futimens(int fd, const struct timespec times[2])
 
 /* ---- the rest of the clock ---- */
 
+int adjtimex(struct timex *t)
+{
+	static int (*real)(struct timex *);
+
+	if (!real)
+		real = (int (*)(struct timex *))dlsym(RTLD_NEXT, "adjtimex");
+	int state = real(t);
+	if (!getenv("FAKE_HOST_UNSYNCED"))
+		return state;
+	t->status |= STA_UNSYNC;
+	return TIME_ERROR;
+}
+
 int gettimeofday(struct timeval *restrict tv, void *restrict zone)
 {
 	struct timespec t;
@@ -180,6 +197,19 @@ ssize_t fgetxattr(int fd, const char *name, void *value, size_t n)
 	if (!real)
 		real = (ssize_t (*)(int, const char *, void *, size_t))dlsym(RTLD_NEXT, "fgetxattr");
 	return is_refused(name) ? -1 : real(fd, name, value, n);
+}
+
+ssize_t pwrite(int fd, const void *p, size_t n, off_t at)
+{
+	static ssize_t (*real)(int, const void *, size_t, off_t);
+
+	if (!real)
+		real = (ssize_t (*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
+	if (buffered && fcntl(fd, F_GETFL) & O_DIRECT) {
+		errno = EINVAL;
+		return -1;
+	}
+	return real(fd, p, n, at);
 }
 
 static void wait_ms(long ms)

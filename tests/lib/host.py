@@ -6,6 +6,8 @@ import dcpd as lib
 
 LIBRARY = lib.ROOT / "build/test/fakes/libhost.so"
 OLD_KERNEL = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_OLD": "1"}
+UNSYNCED = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_UNSYNCED": "1"}
+BUFFERED = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_BUFFERED": "1"}
 SLOW_FILES = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_SLOW": "50"}
 
 
