@@ -271,7 +271,10 @@ static FALLIBLE enum err piece_room(struct s3_upload *u, struct s3_piece *p, uin
 	NEED(p->p, "no memory for %ju bytes of a file", (uintmax_t)u->piece_bytes);
 	if (u->late)
 		atomic_fetch_add((_Atomic uint64_t *)&u->own->late_bytes, u->piece_bytes);
-	return n ? s3_get(u->own->client, u->base.key, i * u->piece_bytes, p->p, n, u->base.etag, NULL, NULL) : OK;
+	enum err e = n ? s3_get(u->own->client, u->base.key, i * u->piece_bytes, p->p, n, u->base.etag, NULL, NULL) : OK;
+	if (e)
+		drop_piece(u, p); /* who tries again does not take the zeros for the base's bytes */
+	return e;
 }
 
 /* Is the file one object of one PUT? Small ones that wait for the commit stay in memory. */
@@ -400,14 +403,14 @@ static FALLIBLE enum err send_rest(struct s3_upload *u)
 		if (p->sent)
 			continue;
 		if (!p->p && base_bytes(u, i) && base_bytes(u, i) == piece_length(u, i)) {
-			p->sent = true;
 			TRY(send_base(u, i));
-			continue;
+		} else {
+			TRY(piece_room(u, p, i));
+			TRY(send_part(u, i, p->p, piece_length(u, i)));
 		}
-		TRY(piece_room(u, p, i));
-		p->sent = true;
-		TRY(send_part(u, i, p->p, piece_length(u, i)));
-		drop_piece(u, &u->pieces.v[i]);
+		p = &u->pieces.v[i];
+		drop_piece(u, p);
+		p->sent = true; /* not before: who tries again sends what failed */
 	}
 	return OK;
 }
@@ -426,6 +429,13 @@ enum err s3_part_park(struct s3_upload *u)
 	return OK;
 }
 
+/* All bytes of a small file. */
+static FALLIBLE enum err small_bytes(struct s3_upload *u, struct s3_piece **out)
+{
+	TRY(piece_at(u, 0, out));
+	return piece_room(u, *out, 0);
+}
+
 static FALLIBLE enum err put_small(struct s3_upload *u, struct s3_condition condition, const struct s3_call *call)
 {
 	const char *mark = u->mark[0] ? u->mark : NULL;
@@ -433,8 +443,7 @@ static FALLIBLE enum err put_small(struct s3_upload *u, struct s3_condition cond
 
 	if (u->bytes == 0)
 		return s3_put(u->own->client, u->key, "", 0, condition, mark, call, NULL);
-	TRY(piece_at(u, 0, &p));
-	TRY(piece_room(u, p, 0));
+	TRY(small_bytes(u, &p));
 	return s3_put(u->own->client, u->key, p->p, u->bytes, condition, mark, call, NULL);
 }
 
@@ -478,6 +487,7 @@ enum err s3_part_finish(struct store_at *file, bool durable, const char *name)
 enum err s3_part_adopt(struct store_at staging, const char *name, struct s3_entry *from)
 {
 	CLEANUP(store_close) struct store_at at = STORE_NOTHING;
+	struct s3_piece *p;
 
 	enum err e = s3_part_open(staging, name, STORE_WRITE | STORE_NEW, &at);
 	if (e) {
@@ -488,6 +498,10 @@ enum err s3_part_adopt(struct store_at staging, const char *name, struct s3_entr
 	u->bytes = from->bytes;
 	u->base = *from;
 	*from = (struct s3_entry){ 0 };
+	set_piece_bytes(u);
+	u->is_sized = true;
+	if (u->waits && u->bytes && is_small(u)) /* the part goes before the commit that this file waits for */
+		TRY(err_at_file(small_bytes(u, &p), name, -1));
 	return s3_part_finish(&at, true, name);
 }
 
