@@ -251,6 +251,8 @@ static void test_every_field_of_every_kind(void **state)
 			if (f->type == FIELD_CHECKPOINTS) /* must be given */
 				continue;
 			const char *place = field_place_key(f->place);
+			if (f->place == AT_SPREAD && !json_object_get(doc, place)) /* is not there unless it is given */
+				continue;
 			json_t *value = json_object_get(place ? json_object_get(doc, place) : doc, f->key);
 			json_t *want = f->fallback ? json_loads(f->fallback, JSON_DECODE_ANY, NULL) : NULL;
 			if (want ? !json_equal(value, want) : value != NULL)
