@@ -50,10 +50,10 @@ struct wave {
 	uint64_t read_bytes;           /* asked of the storage, for the over-read ratio */
 };
 
-/* How many reads a wave of so much memory takes at most, those with a place of their own included. */
+/* How many reads a wave of so much memory takes at most, those with a place of their own included: its tables are a twentieth of it. */
 static inline uint64_t wave_reads_max(uint64_t bytes)
 {
-	uint64_t n = bytes / WAVE_GAP;
+	uint64_t n = bytes / (WAVE_GAP + WAVE_GAP / 4);
 
 	return n < WAVE_READS_MIN ? WAVE_READS_MIN : n > WAVE_READS_MAX ? WAVE_READS_MAX : n;
 }
