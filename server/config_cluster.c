@@ -93,9 +93,8 @@ static FALLIBLE enum err check_node(const struct config *c)
 	return OK;
 }
 
-/* Can what comes to the advertised address reach this listener? Beyond loopback its port may be another one, which a container's port map
- * leads there; on loopback nothing stands between. */
-static bool listens_for(const char *listen, bool on_loopback, uint64_t port)
+/* Can what comes to the advertised address reach this listener? Its port may be another one: a container's port map or a relay leads there. */
+static bool listens_for(const char *listen, bool on_loopback)
 {
 	const char *colon = strrchr(listen, ':'), *digits = colon ? colon + 1 : listen;
 	struct str host = colon ? (struct str){ listen, (size_t)(colon - listen) } : STR("127.0.0.1");
@@ -103,7 +102,7 @@ static bool listens_for(const char *listen, bool on_loopback, uint64_t port)
 
 	if (str_starts(str_of(listen), "unix:") || !str_to_u64(str_of(digits), &own))
 		return false;
-	return on_loopback ? own == port : !is_loopback(host);
+	return on_loopback || !is_loopback(host);
 }
 
 static FALLIBLE enum err check_listen(const struct config *c)
@@ -114,7 +113,7 @@ static FALLIBLE enum err check_listen(const struct config *c)
 
 	(void)split_port(str_of(c->advertise), &host, &port); /* check_node() has */
 	for (uint32_t i = 0; i < c->listen.count; i++)
-		heard = heard || listens_for(c->listen.items[i], is_loopback(host), port);
+		heard = heard || listens_for(c->listen.items[i], is_loopback(host));
 	if (heard)
 		return OK;
 	return ERR(CONFIG, "advertise: no --listen is for \"%.200s\": the other nodes would find nobody there", c->advertise);
