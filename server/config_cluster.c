@@ -93,7 +93,7 @@ static FALLIBLE enum err check_node(const struct config *c)
 	return OK;
 }
 
-/* Can what comes to the advertised address reach this listener? Its port may be another one: a container's port map or a relay leads there. */
+/* Can what comes to the advertised address reach this listener? A container's port map, or a relay, may lead to another port. */
 static bool listens_for(const char *listen, bool on_loopback)
 {
 	const char *colon = strrchr(listen, ':'), *digits = colon ? colon + 1 : listen;
