@@ -26,12 +26,12 @@ static inline bool str_is(struct str a, const char *z) { return str_eq(a, str_of
 static inline bool str_starts(struct str a, const char *z)
 {
 	size_t n = strlen(z);
-	return a.n >= n && memcmp(a.p, z, n) == 0;
+	return a.n >= n && (n == 0 || memcmp(a.p, z, n) == 0);
 }
 static inline bool str_ends(struct str a, const char *z)
 {
 	size_t n = strlen(z);
-	return a.n >= n && memcmp(a.p + a.n - n, z, n) == 0;
+	return a.n >= n && (n == 0 || memcmp(a.p + a.n - n, z, n) == 0);
 }
 int str_cmp(struct str a, struct str b);                   /* byte order, as memcmp */
 int str_cmp_natural(struct str a, struct str b);           /* numbers by value: step-2 < step-10; equal ones as str_cmp */
