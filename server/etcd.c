@@ -446,7 +446,7 @@ FALLIBLE enum err etcd_key(const json_t *row, const char *prefix, struct buf *ou
 
 	TRY(decode(row, "key", &b));
 	struct str key = { (const char *)b.p, b.len };
-	if (!str_starts(key, prefix))
+	if (key.n == 0 || !str_starts(key, prefix)) /* etcd has no key without bytes */
 		return ERR(CLUSTER_UNAVAILABLE, "etcd answers with a key that was not asked for");
 	buf_put(out, key.p + strlen(prefix), key.n - strlen(prefix));
 	return buf_status(out);
