@@ -19,16 +19,16 @@
 
 enum { MEETINGS_MAX = 256, ROUNDS_MAX = 8, KEEP_MS = 600000, RETRY_MS = 200, ANSWER_MS = 5000, PATH_BYTES = 512 };
 
-/* One round of a group. */
+/* A meeting is one round in which the nodes of a spread load exchange cards: what each node's leader tells of itself. */
 struct meeting {
 	struct meeting *prev, *next;
 	struct spreads *all;
 	char id[SPREAD_ID_MAX + 1];
 	int64_t round, size;
 	json_t *cards;                     /* by node: its data, an object {"why"} if it does not take part, null: unknown */
-	char job[JOB_ID_LEN + 1];          /* of this node, whose leader waits; "": not yet */
-	int64_t wait_s;                    /* … for so long */
-	struct loop_timer *timer;          /* of that, or of an end without it */
+	char job[JOB_ID_LEN + 1];          /* this node's job whose leader waits for the cards; "": its leader has not come yet */
+	int64_t wait_s;                    /* how long the leader waits for missing cards, in seconds */
+	struct loop_timer *timer;          /* ends the leader's wait, or drops a meeting to which no leader comes */
 };
 
 /* A request to another node: a card, or the load itself. */
@@ -38,7 +38,7 @@ struct errand {
 	struct spreads *all;
 	char id[SPREAD_ID_MAX + 1], node[CLUSTER_NODE_TEXT];
 	int64_t index, size, until_ms;
-	bool calls;                        /* it is the load */
+	bool calls;                        /* the errand starts the load on the other node; false: it brings a card */
 	struct buf path, caller, key;
 	char *body;
 	const char *lines[3];
@@ -134,7 +134,7 @@ static struct job *job_of(const struct meeting *m)
 	return j;
 }
 
-/* The leader hears it, and the meeting is over. */
+/* Tells the leader all cards; the meeting is over. */
 static void answer(struct meeting *m, json_t *doc)
 {
 	struct job *j = job_of(m);
@@ -238,7 +238,7 @@ static void on_again(void *user)
 	send_errand(x);
 }
 
-/* The node does not load: the meeting need not wait for it. */
+/* Notes that the node does not load, so that the meeting does not wait for its card. */
 static void note_refusal(const struct errand *x, const char *why)
 {
 	struct meeting *m;
@@ -371,7 +371,7 @@ void spread_meet(struct job *j, const json_t *body)
 	look(m);
 }
 
-/* The same load, on the other nodes. */
+/* Starts the same load on the other nodes. */
 static FALLIBLE enum err call_others(struct job *j)
 {
 	size_t own = own_index(j);
