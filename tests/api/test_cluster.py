@@ -330,3 +330,9 @@ def test_a_token_of_before_a_change_of_users(cluster, tmp_path):
 def test_options_that_cannot_be(tmp_path, args, words):
     r = run("--state-dir", tmp_path, "--listen", "127.0.0.1:0", *args, "--check-config")
     assert r.returncode == 2 and words in r.stderr, r
+
+
+def test_a_node_that_only_its_own_host_reaches(tmp_path):
+    r = run("--state-dir", tmp_path, "--listen", f"unix:{tmp_path}/s", "--cluster", "http://127.0.0.1:1", "--node", "a", "--advertise",
+            "127.0.0.1:8427", "--check-config")
+    assert r.returncode == 2 and "no --listen is for" in r.stderr, r
