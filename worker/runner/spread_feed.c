@@ -88,6 +88,7 @@ static FALLIBLE enum err open_group(struct spread *s)
 /* ---- who needs what ---- */
 
 struct ranges {
+	const uint32_t *keys;          /* by run file: 1 + its number in the checkpoint; 0: not spread */
 	struct vec(struct spread_range) list;
 };
 
@@ -112,7 +113,9 @@ static bool is_spread(const struct run_src *src, const uint32_t *keys)
 	return keys[src->file] && !src->memory && !src->sparse && !src->record;
 }
 
-static FALLIBLE enum err find_ranges(const struct run_build *b, const uint32_t *keys, struct ranges *out)
+/* Calls fn, in the order of the tasks, with the bytes [lo, hi) of a run file that a scan reads and that may be spread. */
+static FALLIBLE enum err each_span(const struct run_build *b, const uint32_t *keys,
+				   enum err (*fn)(void *user, uint32_t file, uint64_t lo, uint64_t hi), void *user)
 {
 	uint64_t lo, hi;
 
@@ -124,9 +127,16 @@ static FALLIBLE enum err find_ranges(const struct run_build *b, const uint32_t *
 			spread_scan_span(src, &b->scans.v[i], &lo, &hi);
 			hi = num_min(hi, b->files.v[src->file].bytes);
 			if (lo < hi)
-				TRY(add_range(out, keys[src->file] - 1, lo, hi));
+				TRY(fn(user, src->file, lo, hi));
 		}
 	return OK;
+}
+
+static enum err need_span(void *user, uint32_t file, uint64_t lo, uint64_t hi)
+{
+	struct ranges *r = user;
+
+	return add_range(r, r->keys[file] - 1, lo, hi);
 }
 
 static FALLIBLE enum err compare(const struct spread *s, const struct greeting *all)
@@ -181,10 +191,17 @@ static void count_scan(void *user, uint32_t window)
 	((struct run_build *)user)->spread_windows.v[window].left++;
 }
 
+static enum err count_span(void *user, uint32_t file, uint64_t lo, uint64_t hi)
+{
+	struct run_build *b = user;
+
+	spread_each_window(b->spread_units.v, b->spread_units.n, file, lo, hi, count_scan, b);
+	return OK;
+}
+
 static FALLIBLE enum err build_tables(const struct spread *s, struct run_build *b, const uint32_t *keys)
 {
 	struct run_spread_unit *unit;
-	uint64_t lo, hi;
 
 	TRY(vec_reserve(&b->spread_windows, s->plan.windows.n));
 	memset(b->spread_windows.v, 0, s->plan.windows.n * sizeof *b->spread_windows.v);
@@ -198,14 +215,7 @@ static FALLIBLE enum err build_tables(const struct spread *s, struct run_build *
 		}
 	if (b->spread_units.n)
 		qsort(b->spread_units.v, b->spread_units.n, sizeof *b->spread_units.v, by_place);
-	each(t, b->tasks.v, b->tasks.n)
-		for (uint64_t i = t->first; i < t->first + t->count; i++) {
-			const struct run_src *src = &b->srcs.v[b->scans.v[i].src];
-			if (!is_spread(src, keys))
-				continue;
-			spread_scan_span(src, &b->scans.v[i], &lo, &hi);
-			spread_each_window(b->spread_units.v, b->spread_units.n, src->file, lo, hi, count_scan, b);
-		}
+	TRY(each_span(b, keys, count_span, b));
 	b->opts.past_cache = b->opts.past_cache && !b->spread_units.n;
 	b->room = spread_room(&s->plan);
 	return OK;
@@ -221,7 +231,7 @@ static void drop_tables(struct run_build *b)
 static FALLIBLE enum err plan(struct spread *s, struct run_build *b, const uint32_t *keys)
 {
 	CLEANUP(mem_free_ptr) uint64_t *bytes = mem_zalloc(b->files.n + 1, sizeof *bytes);
-	struct ranges mine = { 0 };
+	struct ranges mine = { .keys = keys };
 	uint64_t n = 0;
 
 	s->files_of = mem_zalloc(b->files.n + 1, sizeof *s->files_of);
@@ -232,7 +242,7 @@ static FALLIBLE enum err plan(struct spread *s, struct run_build *b, const uint3
 			s->files_of[keys[i] - 1] = i;
 			n = num_max(n, keys[i]);
 		}
-	enum err e = find_ranges(b, keys, &mine);
+	enum err e = each_span(b, keys, need_span, &mine);
 	if (e) /* the others wait for it */
 		comm_abort(s->comm, e);
 	e = e ?: agree(s, &mine, bytes, n);
