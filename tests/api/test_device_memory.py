@@ -51,6 +51,13 @@ def copiers(d):
     return [w for w in d.api.get("/v1/workers").ok(200)["workers"] if w["role"] == "device"]
 
 
+def end_copiers(d):
+    """The next copy gets a worker of its own."""
+    for w in copiers(d):
+        os.kill(w["pid"], signal.SIGKILL)
+    lib.wait_for(lambda: not copiers(d), 10, "the end of the worker")
+
+
 class Rank:
     """A state dict of one rank with an image whose data is still on the device."""
 
@@ -121,9 +128,7 @@ def test_pieces_of_several_vmm_allocations(g, trainer):
 @pytest.mark.parametrize("fail, gathered", [("", 300), ("cuModuleLoadData:0:218", 0), ("cuMemHostGetDevicePointer_v2:0:801", 0)])
 def test_many_small_pieces_are_gathered(g, trainer, fail, gathered):
     """By a kernel, in both directions; where none can be run, by copies, and the answer says why."""
-    for w in copiers(g):
-        os.kill(w["pid"], signal.SIGKILL)
-    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+    end_copiers(g)
     data = DATA[:300 * 40]
     r = Rank(g, data, room=32 * 300)
     scattered = b"".join(data[i:i + 40] + b"#" * 7 for i in range(0, len(data), 40))
@@ -271,9 +276,7 @@ FAILURES = [
 @pytest.mark.parametrize("fail, code, said", FAILURES)
 def test_what_the_driver_refuses_ends_the_copy_alone(g, trainer, fail, code, said):
     """The worker ends with its error, and the slot is the trainer's to fill itself; the next copy has a new worker, and is sound."""
-    for w in copiers(g):
-        os.kill(w["pid"], signal.SIGKILL)
-    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+    end_copiers(g)
     r = Rank(g)
     g.fail.write_text(fail)
     p = r.whole(trainer.legacy(DATA)[1]).problem(code)
@@ -298,9 +301,7 @@ def test_each_call_of_the_driver_fails(g, trainer, call, nth):
     daemon and the next copy know nothing of it. Memory of both kinds, and small pieces enough for a kernel."""
     daemon, data = g.proc.pid, DATA[:2 * PAGE]
     for answer in ANSWERS.get(call, ("2", "801", "700:sticky")):
-        for w in copiers(g):
-            os.kill(w["pid"], signal.SIGKILL)
-        lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+        end_copiers(g)
         _, legacy = trainer.legacy(b"." * 5 + data)
         _, fd, n = trainer.vmm(data)
         hand = fake_gpu.Descriptors(g, [fd])
@@ -322,11 +323,9 @@ def test_each_call_of_the_driver_fails(g, trainer, call, nth):
 
 
 def test_memory_that_cannot_be_pinned_is_copied_all_the_same(g, trainer):
-    for w in copiers(g):
-        os.kill(w["pid"], signal.SIGKILL)
+    end_copiers(g)
     r = Rank(g)
     g.fail.write_text("cuMemHostRegister_v2:0:2")
-    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
     out = r.whole(trainer.legacy(DATA)[1]).ok(200)
     g.fail.write_text("")
     assert out["pinned"] is False and "cuMemHostRegister" in out["pin_problem"]
@@ -367,9 +366,7 @@ c.getresponse()
 
 def test_a_trainer_that_exits_while_its_memory_is_read(g, trainer):
     """The copy ends, or fails, without it: nothing is sealed of its slot, nothing stays open or held, and the next trainer is served."""
-    for w in copiers(g):
-        os.kill(w["pid"], signal.SIGKILL)
-    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+    end_copiers(g)
     r = Rank(g)
     table = r.pieces((r.at, 4000, 0, 0), (r.at + 4000, 4000, 0, 1))
     g.fail.write_text("cuStreamQuery:0:600")  # never ready
@@ -393,9 +390,7 @@ def test_a_trainer_that_exits_while_its_memory_is_read(g, trainer):
 
 def test_a_slot_that_is_being_copied_is_left_alone(g, trainer):
     """A device that does not come on: no seal meanwhile, and whoever reserves the generation anew gets another place."""
-    for w in copiers(g):
-        os.kill(w["pid"], signal.SIGKILL)
-    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+    end_copiers(g)
     r = Rank(g)
     g.fail.write_text("cuStreamQuery:0:600")  # never ready
     with contextlib.closing(g.api.connect(60)) as c:
@@ -421,9 +416,7 @@ def test_a_slot_that_is_being_copied_is_left_alone(g, trainer):
 
 def test_a_ring_takes_what_it_has_room_for(g, trainer):
     """Device memory goes into a ring while the image is filled; not while a worker writes there, and not when nobody reads it any more."""
-    for w in copiers(g):
-        os.kill(w["pid"], signal.SIGKILL)
-    lib.wait_for(lambda: not copiers(g), 10, "the end of the worker")
+    end_copiers(g)
     name, ring = lib.fresh(), {"offset": PAGE, "bytes": 1 << 20}
     table_at, whole = PAGE + ring["bytes"] + PAGE, 5 << 20
     g.create(name)

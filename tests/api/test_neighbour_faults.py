@@ -103,14 +103,20 @@ def whole_or_nothing(node, images):
     return len(replicas(node))
 
 
-def test_a_saver_that_dies_in_the_middle_of_a_copy_leaves_nothing_on_the_neighbour(cluster, between):  # noqa: F811
+def struck_while_copying(cluster, between, which):  # noqa: F811
+    """a saves, b copies what a holds, and one of them is killed between two ranks' bytes: (a, b, the proxy between them, the save)."""
     a, b = cluster("a", "b", args=BUDGET)
     a.sees(a="joined", b="joined")
     proxy = between(a, b)
-    struck = strike(proxy, 1, a.kill)
+    struck = strike(proxy, 1, (a, b)[which].kill)
     a.put("train", large())
-    a.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run/step-1"}, options={"neighbours": 1})
+    job = a.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run/step-1"}, options={"neighbours": 1})
     lib.wait_for(struck.is_set, 20, "b reads")
+    return a, b, proxy, job
+
+
+def test_a_saver_that_dies_in_the_middle_of_a_copy_leaves_nothing_on_the_neighbour(cluster, between):  # noqa: F811
+    a, b, _, _ = struck_while_copying(cluster, between, 0)
     ended = lambda: [j for j in b.api.get("/v1/jobs?filter=kind=load").ok(200)["jobs"] if j["state"] == "failed"]
     lib.wait_for(ended, 40, "its load has ended")
     assert not b.api.get("/v1/state-dicts").ok(200)["state_dicts"]
@@ -118,13 +124,7 @@ def test_a_saver_that_dies_in_the_middle_of_a_copy_leaves_nothing_on_the_neighbo
 
 
 def test_a_neighbour_that_dies_in_the_middle_of_a_copy_has_it_whole_or_not(cluster, between):  # noqa: F811
-    a, b = cluster("a", "b", args=BUDGET)
-    a.sees(a="joined", b="joined")
-    proxy = between(a, b)
-    struck = strike(proxy, 1, b.kill)
-    a.put("train", large())
-    job = a.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run/step-1"}, options={"neighbours": 1})
-    lib.wait_for(struck.is_set, 20, "b reads")
+    a, b, proxy, job = struck_while_copying(cluster, between, 1)
     proxy.change = lambda path, *answer: answer
     b.start()
     done = settled(a, job)
