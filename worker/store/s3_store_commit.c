@@ -465,7 +465,7 @@ static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, 
 	const bool claims = s->by.mark && !replaces; /* another node may take the job over */
 	TRY(claims ? claim_new(s, m, commit, NULL, etag) : check_mark(client, m, replaces && !m->is_file ? before : NULL, NULL));
 	fs_fault("commit.rename");
-	const struct s3_condition condition = { etag[0] ? S3_IF_ETAG : S3_IF_NONE, etag };
+	const struct s3_condition condition = { replaces || claims ? S3_IF_ETAG : S3_IF_NONE, etag };
 	enum err e = s3_part_complete(commit, condition);
 	fs_fault("commit.renamed");
 	s->made = !e || is_refused(e, commit->unsure); /* else it may yet come true: a sweep looks later */
