@@ -28,7 +28,7 @@ FALLIBLE enum err cluster_new(struct server *s, struct cluster **out);
 void cluster_leave(struct cluster *c);                /* gives the lease back, if etcd answers soon */
 void cluster_free(struct cluster *c);                 /* after it nothing that was posted to the loop may run */
 const char *cluster_problem(const struct cluster *c); /* why this node is not in the cluster now; NULL: it is, or there is none */
-const char *cluster_oddity(const struct cluster *c);  /* which values in etcd are none of dcpd's, and passed over; NULL: none */
+const char *cluster_oddity(const struct cluster *c);  /* names the values in etcd that dcpd did not write and passes over; NULL: none */
 
 /* ---- other nodes (cluster_forward.c) ---- */
 enum { CLUSTER_HEADERS_MAX = 8, CLUSTER_NODE_TEXT = 65 };
@@ -59,7 +59,7 @@ typedef void (*cluster_image_fn)(void *user, enum err e, int64_t generation);
 void cluster_ask_image(struct server *s, const struct ref *ref, const struct principal *who, cluster_image_fn fn, void *user);
 
 /* ---- copies of checkpoints in nodes' memory (cluster_replicas.c) ---- */
-/* Asks all nodes for those of a checkpoint, or of all checkpoints of a run (of->name), that `who` may read: fn hears
+/* Asks all nodes for replicas of a checkpoint, or of a run's checkpoints (of->name), that `who` may read: fn hears
  * [{"node","state_dict","generation","job","uid","part","name","created_at"}], the newest save's first. */
 typedef void (*cluster_replicas_fn)(void *user, const json_t *list);
 void cluster_find_replicas(struct server *s, const struct ref *of, bool of_run, const struct principal *who, cluster_replicas_fn fn,

@@ -51,7 +51,7 @@ struct cluster {
 	bool joined, refused, drained, leaving;
 	bool tried;                  /* the first attempt to join has ended */
 	char problem[700];           /* "": none */
-	char odd[700];               /* which values of etcd the last look passed over; "": none */
+	char odd[700];               /* names the values that the last look at etcd passed over; "": none */
 	uint32_t odd_count;
 	int64_t told_jobs;           /* of the alive key's value; -1: unknown */
 	bool told_draining;
@@ -117,5 +117,5 @@ FALLIBLE enum err cluster_take_up(struct cluster *c, const char *id, json_t *val
 /* Takes what four ranges have answered, from the index on: members, alive, drained, gone. */
 FALLIBLE enum err cluster_take(struct cluster *c, const json_t *answer, size_t index);
 void cluster_looked(struct cluster *c);                 /* those who wait are answered */
-bool cluster_is_described(const struct cluster *c);     /* the last look has seen what this node says of itself */
+bool cluster_is_described(const struct cluster *c);     /* the last look has found this node's description in etcd */
 void cluster_nodes_free(struct cluster *c);

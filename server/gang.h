@@ -34,7 +34,7 @@ struct gang_ops {
 	void (*moved)(void *user, const json_t *body);    /* FRAME_IO; the storages have counted it */
 	void (*want_segments)(void *user, const json_t *body);
 	void (*want_commit)(void *user);
-	/* The leader's RENDEZVOUS. True: its group is of several daemons, and gang_met() follows. May be NULL. */
+	/* Takes the leader's RENDEZVOUS. True: the leader's group is of several daemons, and gang_met() follows. May be NULL. */
 	bool (*meet)(void *user, const json_t *body);
 	/* Once, and last. OK: body is the leader's DONE; else the problem that a worker sent, NULL if none did. ERR_CANCELLED: cancelled
 	 * as asked. ERR_WORKER_LOST etc.: the gang is gone and no process of it runs any more. */

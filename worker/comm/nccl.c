@@ -329,7 +329,7 @@ static void read_introduction(const unsigned char *all, uint32_t r, struct intro
 	out->text[sizeof out->text - 1] = out->gpu[sizeof out->gpu - 1] = '\0';
 }
 
-/* NCCL itself says no more of it than "invalid usage", after its start. */
+/* Refuses two members on one GPU: NCCL itself says "invalid usage" and no more, after seconds of start. */
 static FALLIBLE enum err check_gpus(const struct comm *c, const unsigned char *all)
 {
 	struct introduction a, b;

@@ -34,7 +34,7 @@ static enum err unpack(void *user, uint64_t i, const void *in)
 	return OK;
 }
 
-/* `bytes` of `from`, to every other member, where they lie `to` bytes into the buffer. */
+/* Adds messages that bring `bytes` of this member's buffer at `from` to every other member's buffer at `to`. */
 static FALLIBLE enum err add(struct hosted *h, const struct comm *c, uint32_t from, uint64_t bytes, uint64_t to)
 {
 	for (uint64_t done = 0; done < bytes;) {

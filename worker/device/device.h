@@ -40,7 +40,7 @@ FALLIBLE enum err device_cuda_find(const char *uuid, uint32_t *index_out);
 FALLIBLE enum err device_open(int32_t index, struct device **out);
 void device_close(struct device *d);                   /* accepts NULL; waits for nothing; free what was allocated before */
 bool device_is_cpu(const struct device *d);
-int32_t device_index(const struct device *d);          /* as it was opened */
+int32_t device_index(const struct device *d);          /* the index that device_open() was given */
 
 FALLIBLE enum err device_alloc(struct device *d, uint64_t bytes, void **out);   /* contents undefined; 0 bytes: a valid pointer */
 void device_free(struct device *d, void *p);           /* accepts NULL */

@@ -22,7 +22,7 @@ struct device_ops {
 
 struct device {
 	const struct device_ops *ops;
-	int32_t index;                 /* as device_open was told */
+	int32_t index;                 /* the index that device_open() was given */
 };
 
 FALLIBLE enum err device_cpu_new(struct device **out);

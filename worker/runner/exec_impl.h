@@ -25,8 +25,8 @@ struct slot_scan {
 	uint64_t scan;
 	uint32_t read;
 	bool whole_item, direct, skip;
-	bool far;                      /* its bytes come from another node's memory (memory.h) */
-	bool again;                    /* … and were not the checkpoint's: another entry of this scan reads the file */
+	bool far;                      /* the entry's bytes come from another node's memory (memory.h) */
+	bool again;                    /* a far entry's bytes were not the checkpoint's: another entry of this scan reads the file */
 	bool bounced;                  /* direct, and read to the wave's memory first */
 	unsigned char *direct_at;
 	unsigned char *gathered;       /* RUN_STATS: the elements of a source that lie in no row, once they are read; else NULL */

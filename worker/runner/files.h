@@ -16,9 +16,9 @@ struct files {
 	uint32_t *pins;
 	struct store_at *direct;       /* the same files once more, past the page cache */
 	bool *refuses_direct;
-	struct store_at *under;        /* of files that are served from windows (spread.h): the files themselves */
-	struct store spread;           /* … and the store that serves them */
-	bool as_stored;                /* none is */
+	struct store_at *under;        /* by file: the stored file behind one that windows serve (spread.h) */
+	struct store spread;           /* the store that serves files from windows */
+	bool as_stored;                /* no file is served from windows */
 	struct seg_map *maps;
 	struct seg_leavings *leavings; /* NULL: unmapped by files_close */
 	uint32_t open_count, clock;
@@ -31,7 +31,7 @@ void files_close(struct files *f);
 FALLIBLE enum err files_pin(struct files *f, uint32_t file, struct store_at **out);
 /* Opens a file that stands for another one (run_file.spare), unless it is open. False: it is gone. */
 bool files_spare_answers(struct files *f, uint32_t file);
-/* Such a file did not give its bytes: from now on no worker asks its node for this file, or for the others of its folder. */
+/* Gives a spare file up: from now on no worker asks its node for this file, or for the others of its folder. */
 void files_spare_gone(struct files *f, uint32_t file);
 void files_unpin(struct files *f, uint32_t file);
 /* The descriptor that reads a pinned source file past the page cache (O_DIRECT); -1: its file system refuses that. */

@@ -138,7 +138,7 @@ static FALLIBLE enum err open_far(const struct memory_lists *l, struct memory *o
 	return e;
 }
 
-/* Of this host, and then of others. */
+/* Copies of this host come first, then those of other nodes. */
 static FALLIBLE enum err open_all(const struct memory_lists *l, const struct manifest *manifest, struct memory *out)
 {
 	const int *fds = l->fds;

@@ -41,9 +41,9 @@ struct run_file {
 	bool in_memory;                /* target on tmpfs: written at once, there is no disk to wait for */
 	bool late;                     /* target: the leader ends it, not who writes its last block */
 	bool writable;                 /* segments: map for writing */
-	bool spread;                   /* a source some of whose bytes come from other hosts (spread.h) */
-	bool spare;                    /* source: stands for another one, in a node's memory (memory.h); the run does without it */
-	_Atomic uint32_t gone;         /* … if it does not answer any more */
+	bool spread;                   /* other hosts bring some of this source's bytes (spread.h) */
+	bool spare;                    /* a source that a node has in memory (memory.h), in place of a file: the run can do without */
+	_Atomic uint32_t gone;         /* set once the node of a spare source does not answer */
 	bool filling;                  /* a segment that its rank still fills: see gate.h */
 	uint64_t ring_at, ring_bytes;  /* … round and round: where the ring begins; 0 bytes: it holds the whole image */
 	uint32_t dir, fd_index, rank;
@@ -259,14 +259,14 @@ struct run_spread_unit {
 	uint64_t number;
 	uint64_t at;                   /* in its window */
 	uint32_t file, window;
-	bool own;                      /* this host reads it */
+	bool own;                      /* this host reads the unit */
 };
 
 /* Units that are in memory together. */
 struct run_spread_window {
 	uint32_t state;                /* enum spread_state, under the lock of struct spread_shared */
-	uint32_t left;                 /* scans that need it still */
-	uint32_t readers;              /* copies out of it that go on */
+	uint32_t left;                 /* scans that still need the window */
+	uint32_t readers;              /* copies out of the window that are under way */
 };
 
 /* A work item of one worker: a run of blocks or of scans. A run that writes files has scans too: they check, once, the bytes that it

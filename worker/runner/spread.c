@@ -93,7 +93,7 @@ void spread_taken(struct run *run, uint64_t scan)
 
 /* ---- reading ---- */
 
-/* Copies bytes of a unit once its window is here. False: it will not come, or is gone already. */
+/* Copies bytes of a unit once its window is here. False: the window will not come, or is gone already. */
 static bool copy_unit(struct run *run, const struct run_spread_unit *u, void *into, uint64_t n, uint64_t offset)
 {
 	struct spread_shared *s = spread_shared_of(run);

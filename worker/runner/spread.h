@@ -20,11 +20,11 @@
 
 enum {
 	SPREAD_HOSTS_MAX = 64,
-	SPREAD_UNIT = 4 << 20,         /* bytes of a file, at a multiple of that */
+	SPREAD_UNIT = 4 << 20,         /* bytes of a unit, which begins at a multiple of SPREAD_UNIT in its file */
 	SPREAD_WINDOW_UNITS = 8,
-	SPREAD_WINDOWS = 4,            /* in memory at a time: more than the tasks under way span, or these wait for each other */
-	SPREAD_SLACK = 64 << 10,       /* around a scan: the head of its item; and a gap worth reading */
-	SPREAD_RANGES_MAX = 1 << 20,   /* of one host */
+	SPREAD_WINDOWS = 4,            /* windows in memory at a time: more than the tasks under way span, or tasks wait for each other */
+	SPREAD_SLACK = 64 << 10,       /* bytes around a scan for the head of its item, and the largest gap worth reading */
+	SPREAD_RANGES_MAX = 1 << 20,   /* ranges of one host */
 };
 
 struct comm;
@@ -33,28 +33,28 @@ struct spread;
 /* Bytes of a file of the checkpoint that a host needs. */
 struct spread_range {
 	uint64_t begin, end;
-	uint64_t file;                 /* of the checkpoint's structure: the same on all hosts */
+	uint64_t file;                 /* number in the checkpoint's structure: the same on all hosts */
 };
 
 /* A unit that at least two hosts need. */
 struct spread_unit {
 	uint64_t file, number;
-	uint64_t lo, hi;               /* the part of it that is needed, in the file */
+	uint64_t lo, hi;               /* the needed bytes of the unit, as offsets in the file */
 	uint64_t needers;              /* bit h: host h */
-	uint64_t at;                   /* in its window */
+	uint64_t at;                   /* offset of the unit in its window */
 	uint32_t window, owner;
 };
 
 struct spread_window {
 	uint64_t bytes, first;         /* first: of `count` units in a row, by owner where `all` */
 	uint32_t count;
-	bool all;                      /* every host needs every unit of it */
+	bool all;                      /* every host needs every unit of the window */
 };
 
 struct spread_plan {
 	struct vec(struct spread_unit) units;
 	struct vec(struct spread_window) windows;
-	uint64_t widest;               /* bytes of a window */
+	uint64_t widest;               /* bytes of the largest window */
 };
 
 /* ranges[h]: counts[h] of them; files: bytes of each file. ERR_COMM_PROTOCOL: a range that cannot be. */
@@ -79,16 +79,16 @@ enum spread_state { SPREAD_COMING, SPREAD_HERE, SPREAD_OVER };
 /* The beginning of the run's room (run.h); windows follow on a page of their own. */
 struct spread_shared {
 	pthread_mutex_t lock;
-	pthread_cond_t change;         /* of windows' states, and of what follows */
+	pthread_cond_t change;         /* signals a change of a window's state or of a member below */
 	uint64_t widest;
 	uint64_t taken;                /* scans that were served: counts up */
 	uint32_t waiting;              /* reads for windows that are not here yet */
 	bool broken;                   /* no window will come any more */
-	_Atomic uint64_t served_bytes; /* that reads took from windows */
-	_Atomic uint64_t node_bytes, own_bytes;        /* of windows: what came from other hosts, what this host read for all */
+	_Atomic uint64_t served_bytes; /* bytes that reads took from windows */
+	_Atomic uint64_t node_bytes, own_bytes;        /* bytes of windows: from other hosts; read by this host for all */
 };
 
-/* Of a run that has windows. */
+/* The state that all workers of a run with windows share. */
 static inline struct spread_shared *spread_shared_of(const struct run *run)
 {
 	return run_room(run);
@@ -105,5 +105,5 @@ void spread_each_window(const struct run_spread_unit *units, uint64_t n, uint32_
 			void (*fn)(void *user, uint32_t window), void *user);
 /* The scan's bytes were taken: nobody in this gang needs them any more. */
 void spread_taken(struct run *run, uint64_t scan);
-/* Waits for a change, a moment at most; the lock is held. */
+/* Waits for a change, WAIT_MS at most; the caller holds the lock. */
 void spread_wait(struct spread_shared *s);

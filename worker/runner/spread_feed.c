@@ -16,13 +16,13 @@
 enum { READERS = 4, STALL_MS = 1000,
        MESSAGES_MAX = SPREAD_WINDOW_UNITS * SPREAD_HOSTS_MAX * (SPREAD_UNIT / COMM_BLOCK_MAX) };
 
-/* Told by every host at the beginning, and at the end. */
+/* Every host tells the others a greeting at the beginning and a farewell at the end. */
 struct greeting {
-	unsigned char identity[16];    /* of the checkpoint that it has open */
+	unsigned char identity[16];    /* identity of the checkpoint that the host has open */
 	uint64_t ranges;
 };
 struct farewell {
-	uint64_t read_bytes;           /* from the storage */
+	uint64_t read_bytes;           /* bytes that the host has read from the storage */
 };
 
 struct spread {
@@ -32,7 +32,7 @@ struct spread {
 	struct comm *comm;
 	uint32_t index, hosts;
 	struct spread_plan plan;
-	struct run *run;               /* once it is begun */
+	struct run *run;               /* NULL until spread_begin() */
 	struct files files;            /* for the threads that read; under `opening` */
 	pthread_mutex_t opening;
 	uint32_t *files_of;            /* run file by number in the checkpoint */
@@ -44,7 +44,7 @@ struct spread {
 	_Atomic bool stop;
 	enum err failed;               /* why windows ended before their time, with its details */
 	struct err_info failure;
-	struct farewell *farewells;    /* NULL: not all have said theirs */
+	struct farewell *farewells;    /* by host; NULL: a host's farewell is missing */
 };
 
 static const char *node_name(const struct spread *s, int64_t rank)
@@ -261,7 +261,7 @@ static FALLIBLE enum err read_doc(struct spread *s)
 	return OK;
 }
 
-/* The load goes on by itself. */
+/* Lets the load go on without the other hosts, with a warning that says why. */
 static void go_alone(struct spread *s, enum err e)
 {
 	CLEANUP(buf_free) struct buf text = BUF_INIT(ERR_TEXT_MAX + 512);
@@ -404,7 +404,7 @@ static void *read_units(void *user)
 
 struct passing {
 	unsigned char *slot;
-	uint64_t *at;                  /* by message */
+	uint64_t *at;                  /* offset in the window, by message */
 	struct vec(struct comm_message) messages;
 };
 

@@ -5,10 +5,10 @@
 #include "session/gpu.h"
 
 struct kept_group {
-	struct comm *comm;             /* over NCCL; NULL: none is kept */
-	uint64_t id;                   /* of the group, as all its members know it */
+	struct comm *comm;             /* the NCCL group; NULL: no group is kept */
+	uint64_t id;                   /* the group's id, the same on all members */
 	uint32_t size, deadline_ms;
-	struct group_meeting meeting;  /* for the job that the members work on */
+	struct group_meeting meeting;  /* how the members meet in the current job */
 };
 
 enum err group_secret(const json_t *group, unsigned char out[COMM_SECRET_BYTES])
@@ -55,9 +55,9 @@ static enum err tick(void *user)
 	return job_tick(((struct group_meeting *)user)->job);
 }
 
-/* Told to the other members before a job. */
+/* A member's offer, which it tells the others before a job. */
 struct offer {
-	uint64_t id;                   /* of the group that this member has kept; 0: none, or one that is of no use */
+	uint64_t id;                   /* id of the group that this member has kept; 0: none, or a group of no use */
 };
 
 static FALLIBLE enum err read_spec(const struct job *j, const json_t *doc, uint32_t rank, uint32_t size, struct comm_spec *out)
@@ -75,7 +75,7 @@ static FALLIBLE enum err read_spec(const struct job *j, const json_t *doc, uint3
 	return group_secret(doc, out->secret);
 }
 
-/* A member that has none, or whose own has failed, makes all open a new one: whoever kept the old one closes it. */
+/* If one member has no group, or its group has failed, all members open a new one, and those that kept the old one close it. */
 static FALLIBLE enum err agree_on_kept(struct kept_group *k, const struct comm_spec *spec)
 {
 	CLEANUP(mem_free_ptr) unsigned char *all = mem_zalloc(spec->size, COMM_RENDEZVOUS_BYTES);
