@@ -256,14 +256,17 @@ def test_events_of_all(d):
     """Made before the job: the stream tells of it from its first state to its last."""
     n, sd, got, ids = name(), small(d), [], []
 
-    def last(e):
-        return bool(ids) and ids[0] in json.dumps(e[2]) and "succeeded" in json.dumps(e[2])
+    begun, asked = threading.Event(), threading.Event()
 
-    begun = threading.Event()
+    def last(e):
+        """The job may end before the answer to its request is read: its id is waited for."""
+        return asked.wait(120) and ids[0] in json.dumps(e[2]) and "succeeded" in json.dumps(e[2])
+
     t = threading.Thread(target=lambda: got.extend(events(d.api, "/v1/events", last, begun=begun)))
     t.start()
     assert begun.wait(120)
     ids.append(d.api.submit("save", source={"state_dict": sd}, target=to(n))["id"])
+    asked.set()
     d.api.wait(ids[0])
     t.join(120)
     assert got and not t.is_alive()
