@@ -220,7 +220,7 @@ def test_a_signal_in_wait(d, script):
 def test_timeout_of_save_leaves_the_job(at):
     name = lib.fresh()
     with pytest.raises(dcpd.WaitTimeout) as e:
-        dcpd.save({"w": np.ones(8 << 20)}, f"main:{name}", timeout=0.0001)
+        dcpd.save({"w": np.ones(8 << 20)}, f"main:{name}", timeout=0.0001, pace="background")  # not done before its end is asked for
     assert isinstance(e.value, TimeoutError) and dcpd.connect().jobs.wait(e.value.job)["state"] == "succeeded"
 
 
