@@ -6,6 +6,7 @@ DCPD_SEED=N repeats a run's moments.
 """
 import collections
 import hashlib
+import itertools
 import os
 import random
 import signal
@@ -124,7 +125,9 @@ def test_kills(ready):
     rng = random.Random(seed)
     struck, ends, slowest = collections.Counter(), collections.Counter(), 0
     want = undisturbed(d)
-    for n in range(KILLS):
+    for n in itertools.count():
+        if n >= KILLS and (struck["shm"] + struck["tcp"] >= KILLS // 6 or n >= KILLS * 10):
+            break  # on a busy machine a job has often ended before its worker is struck
         kind, fields = rng.choice(list(jobs_of(n).items()))
         backend, retries = rng.choice(["shm", "tcp"]), rng.choice([0, 0, 1])
         if kind == "compare" and newest(d, "twin")[1] != want["copy", 0][0]:
