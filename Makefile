@@ -292,17 +292,19 @@ QUICK = -m 'not slow$(if $(LONG),, and not long)'
 # Where the disk matters (the worker by itself, faults, sizes of blocks, the page cache) sets have their files there, like the unit tests;
 # the others have them in memory: see tests/retry.sh.
 ON_DISK := worker fault torch1 package3 api3 api4
-STREAMS := s3 page torch1 torch2 package1 package2 package3 worker fault api1 api2 api3 api4 api5
-SETS ?= 18
+STREAMS := cluster s3 page torch1 torch2 package1 package2 package3 worker fault api1 api2 api3 api4 api5
+SETS ?= 19
 # Tests of the API that need PyTorch are where it is imported anyhow.
 API_TORCH := $(wildcard $(patsubst %,tests/api/test_%.py,checkpoint_input holds locate replicate trust))
 # One object storage for all that is asked of one.
 STREAM_s3 := $(wildcard tests/api/test_s3*.py tests/worker/test_s3*.py)
-STREAM_api1 := $(filter-out $(API_TORCH),$(wildcard tests/api/test_[a-c]*.py))
+# Waits for leases, mostly.
+STREAM_cluster := $(wildcard tests/api/test_cluster*.py)
+STREAM_api1 := $(filter-out $(API_TORCH) $(STREAM_cluster),$(wildcard tests/api/test_[a-c]*.py))
 STREAM_api2 := $(filter-out $(API_TORCH),$(wildcard tests/api/test_[d-l]*.py))
 STREAM_api3 := $(filter-out $(API_TORCH),$(wildcard tests/api/test_[m-o]*.py))
 STREAM_api4 := $(filter-out $(API_TORCH),$(wildcard tests/api/test_[p-r]*.py))
-STREAM_api5 := $(filter-out $(API_TORCH) $(STREAM_api1) $(STREAM_api2) $(STREAM_api3) $(STREAM_api4) $(STREAM_s3),$(wildcard tests/api/test_*.py))
+STREAM_api5 := $(filter-out $(API_TORCH) $(STREAM_cluster) $(STREAM_api1) $(STREAM_api2) $(STREAM_api3) $(STREAM_api4) $(STREAM_s3),$(wildcard tests/api/test_*.py))
 STREAM_worker := $(filter-out $(STREAM_s3),$(wildcard tests/worker/test_*.py))
 STREAM_fault := $(wildcard tests/fault)
 STREAM_page := $(wildcard tests/e2e)
@@ -364,10 +366,9 @@ check-contract: all tools ## openapi.yaml tried by schemathesis: all checks, edg
 tidy: $(LIB)/libdcp.a $(LIB)/libdcpd.a ## the house rules: who includes whom, names, sizes, banned calls, error codes
 	$(Q)LIB=$(LIB) python3 tests/tidy.py
 
-CLUSTER_TESTS := $(wildcard tests/api/test_cluster*.py)
 .PHONY: check-cluster
 check-cluster: all tools ## daemons of a cluster over a real etcd (Debian's etcd-server; without it they skip), and a campaign of faults: CAMPAIGN_ROUNDS=30 CAMPAIGN_SEED=17
-	$(Q)$(PYTEST) $(CLUSTER_TESTS)
+	$(Q)$(PYTEST) $(STREAM_cluster)
 	$(Q)$(MAKE) --no-print-directory FAULTS=1 check-cluster-faults
 
 .PHONY: check-cluster-faults
