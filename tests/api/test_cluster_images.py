@@ -75,10 +75,10 @@ def test_what_is_not_there_is_refused_with_the_nodes_words(pair):
 
 class Proxy:
     """A node "evil", whose answers are those of `to`, changed: change(path, status, headers, body) → the same three, or None: hang up.
-    instead: it has the name of `to`, too, whom the other nodes do not reach otherwise."""
+    request(path, body) → the body that `to` gets. instead: it has the name of `to`, too, whom the other nodes do not reach otherwise."""
 
     def __init__(self, etcd, prefix, to, instead=False):
-        self.change, self.asked = lambda path, *answer: answer, []
+        self.change, self.request, self.asked = lambda path, *answer: answer, lambda path, body: body, []
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -87,9 +87,9 @@ class Proxy:
             def do_GET(self):
                 proxy.asked.append((self.path, dict(self.headers)))
                 c = http.client.HTTPConnection("127.0.0.1", to.http)
-                heads = {k: v for k, v in self.headers.items() if k != "Host"} | {"Host": f"127.0.0.1:{to.http}"}
+                heads = {k: v for k, v in self.headers.items() if k not in ("Host", "Content-Length")} | {"Host": f"127.0.0.1:{to.http}"}
                 try:
-                    body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                    body = proxy.request(self.path, self.rfile.read(int(self.headers.get("Content-Length", 0))))
                     c.request(self.command, self.path, body or None, heads)
                     r = c.getresponse()
                     changed = proxy.change(f"{self.path} {self.headers.get('Range')}", r.status, dict(r.getheaders()), r.read())
