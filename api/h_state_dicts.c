@@ -38,9 +38,33 @@ FALLIBLE enum err h_sdicts_list(struct req *r)
 		TRY(ref_parse(of, &ref));
 		if (ref.kind != REF_CHECKPOINT)
 			return ERR(INVALID_REQUEST, "the query's \"%s\" must be STORAGE:NAME", of_run ? "replica_of_run" : "replica_of");
+		if (!cluster_heeds(r->core->cluster)) { /* they may have been withdrawn while this node was away */
+			buf_puts(&b, "{\"state_dicts\":[]}");
+			return take(r, buf_status(&b), &b);
+		}
 		return take(r, state_dict_list_replicas(r->core->state_dicts, &who, &ref, of_run, &b), &b);
 	}
 	return take(r, state_dict_list(r->core->state_dicts, &who, page.size, page.token, &b), &b);
+}
+
+FALLIBLE enum err h_sdicts_withdraw(struct req *r)
+{
+	struct replica_withdrawal w = { 0 };
+	CLEANUP(buf_free) struct buf b = BUF_INIT(64);
+	struct str of;
+	bool there, is_before;
+
+	if (!r->caller.is_node)
+		return ERR(FORBIDDEN, "nodes of a cluster tell each other this, when a checkpoint is deleted or a save comes to nothing");
+	TRY(req_query(r, "replica_of", &of, &there));
+	TRY(req_query(r, "saved_by", &w.job, &w.is_exact));
+	if (!w.is_exact)
+		TRY(req_query(r, "saved_before", &w.job, &is_before));
+	if (!there || !job_id_ok(w.job) || ref_parse(of, &w.of) || w.of.kind != REF_CHECKPOINT)
+		return ERR(INVALID_REQUEST, "replica_of=STORAGE:NAME and saved_by or saved_before with a job's id are needed");
+	cluster_take_withdrawal(r->core, &w);
+	buf_puts(&b, "{}");
+	return req_json(r, 200, &b);
 }
 
 /* {"save":{"storage":…,"name":"run1/step-{generation}"}}: the name is checked as it will be with a number in it. one: for one

@@ -13,6 +13,7 @@ FALLIBLE enum err h_job_retry(struct req *r);
 
 FALLIBLE enum err h_sdicts_list(struct req *r);
 FALLIBLE enum err h_sdicts_create(struct req *r);
+FALLIBLE enum err h_sdicts_withdraw(struct req *r);
 FALLIBLE enum err h_sdict_get(struct req *r);
 FALLIBLE enum err h_sdict_delete(struct req *r);
 FALLIBLE enum err h_sdict_tensors(struct req *r);

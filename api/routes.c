@@ -23,6 +23,7 @@ static const struct route routes[] = {
 	{ "GET", "/v1/state-dicts", h_sdicts_list, ROUTE_NO_BODY, false, false,
 	  Q("page_size", "page_token", "replica_of", "replica_of_run", NULL), .list = "state_dicts" },
 	{ "POST", "/v1/state-dicts", h_sdicts_create, ROUTE_BODY, false, true, Q(NULL) },
+	{ "DELETE", "/v1/state-dicts", h_sdicts_withdraw, ROUTE_NO_BODY, false, false, Q("replica_of", "saved_by", "saved_before", NULL) },
 	{ "GET", "/v1/state-dicts/{name}", h_sdict_get, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "DELETE", "/v1/state-dicts/{name}", h_sdict_delete, ROUTE_NO_BODY, false, true, Q(NULL), .audit = "state_dict.remove" },
 	{ "GET", "/v1/state-dicts/{name}/tensors", h_sdict_tensors, ROUTE_NO_BODY, false, false,

@@ -334,6 +334,7 @@ static void on_looked(void *user, enum err e, const json_t *answer)
 	cluster_looked(c);
 	cluster_jobs_looked(c);
 	cluster_take_looked(c);
+	cluster_withdraw_looked(c);
 }
 
 static json_t *all_ranges(const struct cluster *c)
@@ -459,6 +460,7 @@ void cluster_free(struct cluster *c)
 	cluster_errands_end(c);
 	etcd_free(c->etcd);
 	cluster_take_free(c);
+	cluster_withdraw_free(c);
 	cluster_jobs_free(c);
 	cluster_nodes_free(c);
 	mem_free(c);

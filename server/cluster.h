@@ -6,6 +6,7 @@
  *   PREFIX/alive/NAME     the same node now: bound to the lease that it keeps alive every third of --cluster-ttl
  *   PREFIX/drained/NAME   an operator's wish: no new work there
  *   PREFIX/keys/HASH      the node and the job of an Idempotency-Key
+ *   PREFIX/withdrawn/NAME/JOB   a checkpoint that came to an end while the node was away (cluster_withdraw.c)
  *
  * A node is `joined`, `draining` (some jobs have not ended), `drained`, or `away` (its lease is over). While etcd cannot be reached a node
  * goes on with its work: only the others see it as away. A name belongs to the state directory that holds its lease; a daemon that is
@@ -64,6 +65,12 @@ void cluster_ask_image(struct server *s, const struct ref *ref, const struct pri
 typedef void (*cluster_replicas_fn)(void *user, const json_t *list);
 void cluster_find_replicas(struct server *s, const struct ref *of, bool of_run, const struct principal *who, cluster_replicas_fn fn,
 			   void *user);
+
+/* The copies are to stand for their checkpoint no more, on all nodes: they are told until they know it, or when they are back. */
+struct replica_withdrawal;
+void cluster_withdraw(struct server *s, const struct replica_withdrawal *w);
+void cluster_take_withdrawal(struct server *s, const struct replica_withdrawal *w);      /* this node was told of one */
+bool cluster_heeds(const struct cluster *c);         /* it knows which were withdrawn while its lease was over */
 
 /* A request to another node. */
 struct cluster_errand {

@@ -71,6 +71,10 @@ struct cluster {
 	int64_t prune_ms;                       /* monotone clock: next */
 	/* cluster_take.c */
 	struct cluster_taking *taking;          /* NULL: nothing is being taken over */
+	/* cluster_withdraw.c */
+	struct cluster_telling *tellings;
+	bool heeding;                           /* etcd is asked what became of checkpoints while this node was away */
+	int64_t heeding_for, heeded;            /* `made` of that time; as far as all is known */
 };
 
 static inline const char *cluster_key(const struct cluster *c, const char *kind, const char *name, char out[CLUSTER_KEY_MAX])
@@ -105,6 +109,13 @@ struct cluster_settling;
 /* cluster_replicas.c */
 /* Adds what a node tells of one copy to the list (cluster_find_replicas), which keeps the newest saves' few. */
 void cluster_add_replica(json_t *list, const char *node, const json_t *record);
+
+/* Appends STORAGE:NAME, as a query's value. */
+void cluster_put_ref(struct buf *b, const struct ref *ref);
+
+/* cluster_withdraw.c */
+void cluster_withdraw_looked(struct cluster *c);       /* after each look: asks what became of checkpoints meanwhile */
+void cluster_withdraw_free(struct cluster *c);
 
 /* cluster_take.c */
 void cluster_take_looked(struct cluster *c);            /* after each look: takes over what nodes that are away had */

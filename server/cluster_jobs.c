@@ -724,6 +724,7 @@ static void prune(struct cluster *c)
 		return;
 	c->prune_ms = clock_mono_ms() + PRUNE_MS;
 	prune_folder(c, "keys/", etcd_oldest, NULL); /* cluster_keys.c */
+	prune_folder(c, "withdrawn/", etcd_oldest, NULL); /* cluster_withdraw.c */
 	prune_folder(c, "jobs/", etcd_range, job_may_go);
 }
 

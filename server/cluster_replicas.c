@@ -85,6 +85,15 @@ static void on_answer(struct cluster_errand *x, enum err e)
 	end_one(s);
 }
 
+void cluster_put_ref(struct buf *b, const struct ref *ref)
+{
+	for (size_t i = 0; i < ref->storage.n; i++)
+		buf_printf(b, "%%%02X", (unsigned char)ref->storage.p[i]);
+	buf_puts(b, "%3A");
+	for (size_t i = 0; i < ref->name.n; i++)
+		buf_printf(b, "%%%02X", (unsigned char)ref->name.p[i]);
+}
+
 static FALLIBLE enum err inquire(struct search *s, const char *node, const struct ref *of, bool of_run, const struct principal *who)
 {
 	struct inquiry *q = mem_zalloc(1, sizeof *q);
@@ -95,11 +104,7 @@ static FALLIBLE enum err inquire(struct search *s, const char *node, const struc
 	q->caller = BUF_INIT(128);
 	q->errand.url = BUF_INIT(PATH_BYTES + 512);
 	buf_printf(&q->path, "/v1/state-dicts?%s=", of_run ? "replica_of_run" : "replica_of");
-	for (size_t i = 0; i < of->storage.n; i++)
-		buf_printf(&q->path, "%%%02X", (unsigned char)of->storage.p[i]);
-	buf_puts(&q->path, "%3A");
-	for (size_t i = 0; i < of->name.n; i++)
-		buf_printf(&q->path, "%%%02X", (unsigned char)of->name.p[i]);
+	cluster_put_ref(&q->path, of);
 	buf_putc(&q->path, '\0');
 	buf_printf(&q->caller, CLUSTER_CALLER_HEAD ": %u 1 %d -", (unsigned)who->uid, who->admin);
 	buf_putc(&q->caller, '\0');

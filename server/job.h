@@ -53,6 +53,9 @@ void job_dry_run(struct server *s, const struct job_request *rq, job_planned_fn 
 /* ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_STATE_CONFLICT (committing, or ended). Callback: the wish is known to the workers, or the job
  * is cancelled already; wait for the end with job_wait. */
 void job_cancel(struct server *s, const struct principal *who, struct str id, done_fn fn, void *user);
+/* The same of all loads that would make such a copy. */
+struct replica_withdrawal;
+void job_cancel_replicas(struct server *s, const struct replica_withdrawal *w);
 /* A failed or cancelled job becomes queued again: same id, attempt + 1. ERR_STATE_CONFLICT otherwise. */
 void job_retry(struct server *s, const struct principal *who, struct str id, done_fn fn, void *user);
 /* Calls back when the job has ended, at once if it has, or after timeout_ms; e is OK in all these cases. ERR_NOT_FOUND. */

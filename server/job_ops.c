@@ -50,6 +50,24 @@ void job_cancel(struct server *s, const struct principal *who, struct str id, do
 	job_write(j, fn, user);
 }
 
+static void on_cancelled(void *, enum err)
+{
+	err_clear();
+}
+
+void job_cancel_replicas(struct server *s, const struct replica_withdrawal *w)
+{
+	const struct principal root = { .admin = true };
+
+	for (struct job *j = s->jobs->live, *next; j; j = next) {
+		const struct spec_replica *r = &j->spec.replica;
+		next = j->live_next;
+		if (r->job.p && str_eq(r->of.storage, w->of.storage) && str_eq(r->of.name, w->of.name) &&
+		    state_dict_is_withdrawn(r->job.p, w))
+			job_cancel(s, &root, str_of(j->id), on_cancelled, NULL);
+	}
+}
+
 /* ---- retry ---- */
 
 struct retry {

@@ -18,7 +18,7 @@
 #include "server/service_clock.h"
 #include "server/state_dict.h"
 
-enum { SWEEP_MS = 5000, LOOK_MS = 500, LOOKS = 60, PAUSE_MS = 1000, TRIES = 5, WAIT_S = 5, ASK_MS = 8000, QUIET_STALLS = 2, ROUNDS = 8,
+enum { SWEEP_MS = 5000, LOOK_MS = 500, LOOKS = 60, PAUSE_MS = 1000, TRIES = 5, WAIT_S = 5, ASK_MS = 8000, QUIET_STALLS = 2,
        PATH_BYTES = 256 };
 
 /* A load on one other node. */
@@ -135,6 +135,53 @@ static void tell(const struct copying *k, struct job *j)
 		    json_pack("{s:s, s:s, s:s, s:o}", "job", j->id, "storage", target->storage.p, "name", target->name.p, "nodes", nodes));
 }
 
+/* ---- the end of a checkpoint ---- */
+
+/* Has the job failed because the memory that it saves from was lost? Then the copies are all that is left. */
+static bool has_lost_its_memory(const struct job *j)
+{
+	static const char *const codes[] = { "segment_gone", "segment_shrunk", "not_sealed", "not_found" };
+	const char *code = jval_text(j->error, "code");
+
+	for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+		if (strcmp(code, codes[i]) == 0)
+			return true;
+	return false;
+}
+
+/* Has the save come to nothing, so that no copy may stand for it? */
+static bool is_void(const struct job *j)
+{
+	return j->kind == JOB_SAVE && j->step == STEP_NONE && !j->moved &&
+	       (j->state == JOB_CANCELLED || (j->state == JOB_FAILED && !has_lost_its_memory(j)));
+}
+
+static void note_dropped(struct job *j)
+{
+	json_t *one;
+	size_t i;
+
+	json_array_foreach(j->replicas, i, one)
+		if (strcmp(jval_text(one, "state"), "held") == 0)
+			(void)json_object_set_new(one, "state", json_string("dropped"));
+	job_changed(j);
+	job_write(j, NULL, NULL);
+}
+
+void neighbours_ended(struct job *j)
+{
+	struct replica_withdrawal w = { .of = j->spec.target, .job = str_of(j->id) };
+	bool replaces = job_spec_writes_checkpoint(j) && j->spec.overwrite;
+
+	if (j->dry_run || j->moved || !j->server->cluster)
+		return;
+	w.is_exact = is_void(j) && j->spec.neighbours > 0;
+	if (w.is_exact)
+		note_dropped(j);
+	if (w.is_exact || (j->state == JOB_SUCCEEDED && (kind_is(j->kind, KIND_REMOVES) || replaces)))
+		cluster_withdraw(j->server, &w);
+}
+
 static void settle(void *user);
 
 static void settle_soon(struct copying *k, int64_t ms)
@@ -153,7 +200,9 @@ static void settle(void *user)
 		settle_soon(k, PAUSE_MS);
 		return;
 	}
-	if (j && k->held == k->wanted && !j->replicated_ms) {
+	if (j && is_void(j)) {
+		/* its end has withdrawn what there was */
+	} else if (j && k->held == k->wanted && !j->replicated_ms) {
 		j->replicated_ms = clock_wall_ms();
 		tell(k, j);
 	} else if (j && k->held < k->wanted) {
@@ -163,6 +212,8 @@ static void settle(void *user)
 	state_dict_read_over(k->use);
 	if (j) {
 		note(k);
+		if (is_void(j)) /* a copy may have come after its end */
+			neighbours_ended(j);
 		job_write(j, NULL, NULL);
 		job_emit_state(j);
 	}
@@ -203,7 +254,10 @@ static void on_pause_over(void *user)
 static const char *hopeless(const struct copy *c)
 {
 	const struct server *s = c->of->all->server;
+	const struct job *j = job_of(c->of);
 
+	if (j && is_void(j))
+		return "the save has come to nothing";
 	if (cluster_is_away(s, c->node))
 		return "it is away";
 	return (clock_service_ms() - c->moved_ms) / QUIET_STALLS > s->config->stall_ms ?
@@ -435,104 +489,6 @@ void neighbours_snapshotted(struct job *j)
 		return;
 	}
 	next_node(k);
-}
-
-/* ---- copies of what was deleted ---- */
-
-/* The copies of one deleted checkpoint, on all nodes. */
-struct removal {
-	struct server *server;
-	struct principal who;
-	char job[JOB_ID_LEN + 1];          /* the deletion; copies of later saves stay */
-	char *storage, *name;
-	unsigned pending, dropped, rounds;
-};
-
-struct drop {
-	struct cluster_errand errand;      /* the first member */
-	struct removal *of;
-	struct buf path;
-	char caller[64];
-	const char *lines[2];
-};
-
-static void on_found(void *user, const json_t *list);
-
-static void removal_step(struct removal *r)
-{
-	if (--r->pending)
-		return;
-	if (r->dropped && --r->rounds && !r->server->draining) { /* a search finds a few at a time */
-		const struct ref checkpoint = { .storage = str_of(r->storage), .name = str_of(r->name) };
-		cluster_find_replicas(r->server, &checkpoint, false, &r->who, on_found, r);
-		return;
-	}
-	mem_free(r->storage);
-	mem_free(r->name);
-	mem_free(r);
-}
-
-static void on_dropped(struct cluster_errand *x, enum err e)
-{
-	struct drop *d = (struct drop *)x;
-
-	if (e)
-		err_clear();
-	d->of->dropped += !e && x->status < 300;
-	if (e || (x->status >= 300 && x->status != 404))
-		log_warn("a copy of a deleted checkpoint stays in a node's memory until --neighbour-keep is over", "node", x->node, NULL);
-	removal_step(d->of);
-	cluster_errand_free(x);
-	buf_free(&d->path);
-	mem_free(d);
-}
-
-static void on_found(void *user, const json_t *list)
-{
-	struct removal *r = user;
-	const json_t *one;
-	size_t i;
-
-	r->pending = 1;
-	r->dropped = 0;
-	json_array_foreach(list, i, one) {
-		if (r->server->draining || strcmp(jval_text(one, "job"), r->job) > 0)
-			continue;
-		struct drop *d = mem_sure(sizeof *d);
-		*d = (struct drop){ .of = r, .path = BUF_INIT(PATH_BYTES) };
-		buf_printf(&d->path, "/v1/state-dicts/%s", jval_text(one, "state_dict"));
-		buf_putc(&d->path, '\0');
-		if (buf_status(&d->path)) {
-			err_clear();
-			buf_free(&d->path);
-			mem_free(d);
-			continue;
-		}
-		snprintf(d->caller, sizeof d->caller, CLUSTER_CALLER_HEAD ": %u 2 1 -", (unsigned)r->who.uid);
-		d->lines[0] = d->caller;
-		d->errand = (struct cluster_errand){ .method = "DELETE", .path = (const char *)d->path.p, .headers = d->lines,
-						     .whole_ms = ASK_MS, .url = BUF_INIT(PATH_BYTES + 512), .fn = on_dropped };
-		r->pending++;
-		cluster_send(r->server->cluster, jval_text(one, "node"), &d->errand);
-	}
-	removal_step(r);
-}
-
-void neighbours_removed(const struct job *j)
-{
-	struct server *s = j->server;
-	const struct ref *target = &j->spec.target;
-
-	if (!s->cluster || !kind_is(j->kind, KIND_REMOVES) || j->state != JOB_SUCCEEDED || j->dry_run || j->moved || s->draining)
-		return;
-	struct removal *r = mem_sure(sizeof *r);
-	/* As administrator: a copy is its saver's, and would serve the saver's loads after another user's deletion. */
-	*r = (struct removal){ .server = s, .who = { .uid = j->uid, .admin = true }, .pending = 1, .dropped = 1, .rounds = ROUNDS + 1,
-			       .storage = mem_strdup(target->storage.p), .name = mem_strdup(target->name.p) };
-	memcpy(r->job, j->id, sizeof r->job);
-	if (!r->storage || !r->name)
-		r->dropped = 0;
-	removal_step(r);
 }
 
 /* ---- what this node has of others ---- */

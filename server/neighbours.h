@@ -18,5 +18,6 @@ struct server;
 FALLIBLE enum err neighbours_new(struct server *s, struct neighbours **out);     /* after the cluster's and the jobs' */
 void neighbours_free(struct neighbours *all);          /* after cluster_free: no request is under way */
 void neighbours_snapshotted(struct job *j);            /* its generation is sealed, and its row in the journal */
-/* After the end of any job: if it deleted a checkpoint, asks all nodes that are here to delete their copies of it. */
-void neighbours_removed(const struct job *j);
+/* After the end of any job: if a checkpoint is no more, or a save has come to nothing, its copies stand for it no more on any node. Those
+ * of a save that has failed because its memory was lost stay: they are all that is left of it. */
+void neighbours_ended(struct job *j);

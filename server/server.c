@@ -117,7 +117,7 @@ static void on_job_ended(struct job *j)
 	if (j->spec.delta && !j->dry_run)
 		state_dict_update_ended(j->server, &(struct state_dict_updated){ j->spec.target.name, j->spec.source.generation,
 										 j->state == JOB_SUCCEEDED, j->error, j->result });
-	neighbours_removed(j);
+	neighbours_ended(j);
 	webhooks_wake(j->server);
 	chains_wake(j->server, j->id);
 	flushers_note(j->server->flushers, j);

@@ -268,6 +268,15 @@ void state_dict_memory_drop(struct state_dict_memory *m);
 /* Drops those that are over, unless they are in use. is_gone: has the cluster no such node any more? NULL: it is not known. */
 void state_dict_replicas_sweep(struct state_dicts *s, bool (*is_gone)(const void *user, const char *node), const void *user);
 uint64_t state_dict_replica_bytes(const struct state_dicts *s);
+/* The copies of a checkpoint that a save made, or all saves before a job. They are copies of nothing from then on, and go as soon as
+ * nobody reads them. */
+struct replica_withdrawal {
+	struct ref of;
+	struct str job;
+	bool is_exact;                 /* of the save `job` alone; else of those with a smaller id */
+};
+bool state_dict_is_withdrawn(const char *save, const struct replica_withdrawal *w);
+void state_dict_replicas_withdraw(struct state_dicts *s, const struct replica_withdrawal *w);
 bool state_dict_is_for_neighbour(const struct state_dicts *s, struct str name);
 
 /* Adds its rows to the transaction that ends the job; again, if that one fails. */

@@ -125,6 +125,7 @@ struct state_dict {
 	json_t *replica;            /* {"replica":{"job","storage","name","node","state_dict","part"}}: a neighbour's; NULL: it is none */
 	uint64_t replica_bytes;     /* counted in the budget for neighbours */
 	int64_t replica_until_ms;   /* service time: it goes then */
+	bool withdrawn;             /* a replica that stands for its checkpoint no more; the journal has no row */
 	struct state_dict_feed *feed;   /* NULL: neither a publication nor a subscriber */
 };
 

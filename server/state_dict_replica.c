@@ -98,7 +98,7 @@ static struct state_dict *find_over(struct state_dicts *s, bool (*is_gone)(const
 
 	map_each(&s->table, sd)
 		if (sd->replica && !sd->hidden && !sd->uses &&
-		    (now >= sd->replica_until_ms || is_replaced(sd) || (is_gone && is_gone(user, text_of(sd, "node")))))
+		    (sd->withdrawn || now >= sd->replica_until_ms || is_replaced(sd) || (is_gone && is_gone(user, text_of(sd, "node")))))
 			return sd;
 	return NULL;
 }
@@ -109,6 +109,30 @@ void state_dict_replicas_sweep(struct state_dicts *s, bool (*is_gone)(const void
 
 	while ((over = find_over(s, is_gone, user)) != NULL)
 		drop(over);
+}
+
+bool state_dict_is_withdrawn(const char *save, const struct replica_withdrawal *w)
+{
+	int order = str_cmp(str_of(save), w->job);
+
+	return w->is_exact ? order == 0 : order < 0;
+}
+
+void state_dict_replicas_withdraw(struct state_dicts *s, const struct replica_withdrawal *w)
+{
+	struct journal_txn *t = journal_txn_new(s->parts.journal);
+	struct state_dict *sd;
+
+	map_each(&s->table, sd) {
+		if (!sd->replica || sd->withdrawn || !str_is(w->of.storage, text_of(sd, "storage")) ||
+		    !str_is(w->of.name, text_of(sd, "name")) || !state_dict_is_withdrawn(text_of(sd, "job"), w))
+			continue;
+		sd->withdrawn = true;
+		state_dict_memory_free(sd);
+		journal_delete_state_dict(t, sd->name);
+	}
+	journal_commit(s->parts.journal, t, NULL, NULL);
+	state_dict_replicas_sweep(s, NULL, NULL);
 }
 
 /* Loads of the checkpoint on this host find its bytes. */
@@ -123,7 +147,8 @@ static void recall(struct state_dict *sd)
 
 void state_dict_replica_kept(struct state_dict *sd)
 {
-	recall(sd);
+	if (!sd->withdrawn)
+		recall(sd);
 	state_dict_replicas_sweep(sd->all, NULL, NULL);
 }
 
@@ -163,7 +188,7 @@ bool state_dict_is_replica(const struct state_dict *sd, const struct ref *of, bo
 {
 	struct str name = of_run ? ref_run(text_of(sd, "name")) : str_of(text_of(sd, "name"));
 
-	return sd->replica && !sd->hidden && str_is(of->storage, text_of(sd, "storage")) && str_eq(of->name, name);
+	return sd->replica && !sd->hidden && !sd->withdrawn && str_is(of->storage, text_of(sd, "storage")) && str_eq(of->name, name);
 }
 
 void state_dict_replica_put(const struct state_dict *sd, struct buf *out)
