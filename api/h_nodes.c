@@ -62,7 +62,7 @@ FALLIBLE enum err h_node_forget(struct req *r)
 FALLIBLE enum err h_spread_meet(struct req *r)
 {
 	struct jval root = JVAL_ROOT(r->body), data = jval_get(&root, "data");
-	struct spread_card card = { .id = r->parts[2] };
+	struct spread_card card = { .uid = r->caller.uid, .id = r->parts[2] };
 	CLEANUP(buf_free) struct buf b = BUF_INIT(64);
 
 	if (!r->caller.is_node)

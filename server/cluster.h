@@ -48,7 +48,7 @@ const char *cluster_neighbour(const struct cluster *c, uint32_t index);
 /* The header in which a node says for whom it asks: uid, scope, "1" for an administrator, name of the token. */
 #define CLUSTER_CALLER_HEAD "Dcpd-Caller"
 bool cluster_is_reader(const struct cluster *c, const char *authorization); /* … does a worker of a node send it, which may read images? */
-/* The secret of a group that nodes make for a load (spread.h): of the cluster's secret and the load's id. ERR_CLUSTER_UNAVAILABLE. */
+/* The secret of a group that nodes make for a load (spread.h): of the cluster's secret and the group's name. ERR_CLUSTER_UNAVAILABLE. */
 enum { CLUSTER_GROUP_SECRET_TEXT = 65 };
 FALLIBLE enum err cluster_make_secret(const struct cluster *c, const char *id, char out[CLUSTER_GROUP_SECRET_TEXT]);
 /* The storage that stands for the node's state dicts, to workers alone. ERR_NOT_FOUND, ERR_CLUSTER_UNAVAILABLE. */

@@ -17,13 +17,14 @@
 #include "server/parts.h"
 #include "server/state_dict.h"
 
-enum { MEETINGS_MAX = 256, ROUNDS_MAX = 8, KEEP_MS = 600000, RETRY_MS = 200, ANSWER_MS = 5000, PATH_BYTES = 512 };
+enum { MEETINGS_MAX = 256, ROUNDS_MAX = 8, KEEP_MS = 600000, RETRY_MS = 200, ANSWER_MS = 5000, PATH_BYTES = 512,
+       GROUP_TEXT = SPREAD_ID_MAX + 16 };
 
 /* A meeting is one round in which the nodes of a spread load exchange cards: what each node's leader tells of itself. */
 struct meeting {
 	struct meeting *prev, *next;
 	struct spreads *all;
-	char id[SPREAD_ID_MAX + 1];
+	char group[GROUP_TEXT];            /* of make_group() */
 	int64_t round, size;
 	json_t *cards;                     /* by node: its data, an object {"why"} if it does not take part, null: unknown */
 	char job[JOB_ID_LEN + 1];          /* this node's job whose leader waits for the cards; "": its leader has not come yet */
@@ -36,7 +37,7 @@ struct errand {
 	struct cluster_errand sent;        /* the first member */
 	struct errand *prev, *next;
 	struct spreads *all;
-	char id[SPREAD_ID_MAX + 1], node[CLUSTER_NODE_TEXT];
+	char group[GROUP_TEXT], node[CLUSTER_NODE_TEXT];
 	int64_t index, size, until_ms;
 	bool calls;                        /* the errand starts the load on the other node; false: it brings a card */
 	struct buf path, caller, key;
@@ -117,10 +118,17 @@ FALLIBLE enum err spread_check(const struct server *s, const struct spec *spec)
 
 /* ---- meetings ---- */
 
-static struct meeting *find(const struct spreads *all, const char *id, int64_t round)
+/* Names the group that the loads of one user with one id are: ids are the callers' words, and anyone may read those of others. */
+static const char *make_group(uid_t uid, struct str id, char out[GROUP_TEXT])
+{
+	snprintf(out, GROUP_TEXT, "%u:%.*s", (unsigned)uid, (int)id.n, id.p);
+	return out;
+}
+
+static struct meeting *find(const struct spreads *all, const char *group, int64_t round)
 {
 	list_each(m, all->meetings)
-		if (m->round == round && strcmp(m->id, id) == 0)
+		if (m->round == round && strcmp(m->group, group) == 0)
 			return m;
 	return NULL;
 }
@@ -184,9 +192,9 @@ static void look(struct meeting *m)
 		answer(m, json_pack("{s:I, s:O}", "round", (json_int_t)m->round, "all", m->cards));
 }
 
-static FALLIBLE enum err meeting_of(struct spreads *all, const char *id, int64_t round, int64_t size, struct meeting **out)
+static FALLIBLE enum err meeting_of(struct spreads *all, const char *group, int64_t round, int64_t size, struct meeting **out)
 {
-	struct meeting *m = *out = find(all, id, round);
+	struct meeting *m = *out = find(all, group, round);
 
 	if (m && m->size != size)
 		return ERR(VALIDATION_FAILED, "a load over %jd nodes; others say %jd", (intmax_t)size, (intmax_t)m->size);
@@ -197,7 +205,7 @@ static FALLIBLE enum err meeting_of(struct spreads *all, const char *id, int64_t
 	m = mem_zalloc(1, sizeof *m);
 	NEED(m, "cannot bring a group together");
 	*m = (struct meeting){ .all = all, .round = round, .size = size, .cards = json_array() };
-	snprintf(m->id, sizeof m->id, "%s", id);
+	snprintf(m->group, sizeof m->group, "%s", group);
 	list2_add(&all->meetings, m);
 	all->count++;
 	for (int64_t i = 0; i < size; i++)
@@ -212,14 +220,14 @@ static FALLIBLE enum err meeting_of(struct spreads *all, const char *id, int64_t
 
 FALLIBLE enum err spread_take(struct server *s, const struct spread_card *card)
 {
-	char id[SPREAD_ID_MAX + 1];
+	char group[GROUP_TEXT];
 	struct meeting *m;
 
 	if (!card->id.n || card->id.n > SPREAD_ID_MAX || card->round < 0 || card->round >= ROUNDS_MAX || card->size < 2 ||
 	    card->size > SPREAD_NODES_MAX || card->index < 0 || card->index >= card->size || card->data.n > SPREAD_CARD_MAX)
 		return ERR(VALIDATION_FAILED, "a node tells of a load what cannot be");
-	snprintf(id, sizeof id, "%.*s", (int)card->id.n, card->id.p);
-	TRY(meeting_of(s->spreads, id, card->round, card->size, &m));
+	make_group(card->uid, card->id, group);
+	TRY(meeting_of(s->spreads, group, card->round, card->size, &m));
 	if (json_array_set_new(m->cards, (size_t)card->index, json_stringn(card->data.p, card->data.n)) != 0)
 		return ERR(VALIDATION_FAILED, "a card that is no text");
 	look(m);
@@ -243,7 +251,7 @@ static void note_refusal(const struct errand *x, const char *why)
 {
 	struct meeting *m;
 
-	if (meeting_of(x->all, x->id, 0, x->size, &m)) {
+	if (meeting_of(x->all, x->group, 0, x->size, &m)) {
 		err_clear();
 		return;
 	}
@@ -299,7 +307,7 @@ static FALLIBLE enum err errand_new(struct job *j, const char *id, size_t index,
 	*x = (struct errand){ .all = all, .index = (int64_t)index, .size = (int64_t)j->spec.spread_nodes.n, .calls = calls,
 			      .path = BUF_INIT(PATH_BYTES), .caller = BUF_INIT(128), .key = BUF_INIT(128),
 			      .until_ms = clock_mono_ms() + j->spec.spread_wait_s * 1000 };
-	snprintf(x->id, sizeof x->id, "%s", id);
+	make_group(who.uid, str_of(id), x->group);
 	snprintf(x->node, sizeof x->node, "%s", j->spec.spread_nodes.v[index].p);
 	list2_add(&all->errands, x);
 	buf_puts(&x->path, calls ? "/v1/jobs" : "/v1/spreads/");
@@ -333,6 +341,11 @@ static const char *id_of(const struct job *j)
 	return j->spec.spread_id.n ? j->spec.spread_id.p : j->id;
 }
 
+static const char *group_of(const struct job *j, char out[GROUP_TEXT])
+{
+	return make_group(job_owner(j).uid, str_of(id_of(j)), out);
+}
+
 static size_t own_index(const struct job *j)
 {
 	size_t i = 0;
@@ -347,9 +360,10 @@ void spread_meet(struct job *j, const json_t *body)
 	const char *data = jval_text(body, "data");
 	int64_t round = jval_int(body, "round");
 	size_t own = own_index(j);
+	char group[GROUP_TEXT];
 	struct meeting *m;
 
-	enum err e = meeting_of(j->server->spreads, id_of(j), round, (int64_t)j->spec.spread_nodes.n, &m);
+	enum err e = meeting_of(j->server->spreads, group_of(j, group), round, (int64_t)j->spec.spread_nodes.n, &m);
 	if (!e && json_array_set_new(m->cards, own, json_string(data)) != 0)
 		e = ERR(PROTOCOL, "a leader's card that is no text");
 	for (size_t i = 0; !e && i < j->spec.spread_nodes.n; i++)
@@ -391,19 +405,19 @@ static FALLIBLE enum err call_others(struct job *j)
 
 FALLIBLE enum err spread_start(struct job *j, json_t **doc_out)
 {
-	char secret[CLUSTER_GROUP_SECRET_TEXT];
+	char secret[CLUSTER_GROUP_SECRET_TEXT], group[GROUP_TEXT];
 	unsigned char hash[crypto_generichash_BYTES];
-	uint64_t group;
+	uint64_t group_id;
 
 	*doc_out = NULL;
 	if (j->kind != JOB_LOAD || !j->spec.spread_nodes.n || j->dry_run || j->attempt != 1 || own_index(j) == j->spec.spread_nodes.n)
 		return OK;
-	TRY(cluster_make_secret(j->server->cluster, id_of(j), secret));
-	crypto_generichash(hash, sizeof hash, (const unsigned char *)id_of(j), strlen(id_of(j)), NULL, 0);
-	memcpy(&group, hash, sizeof group);
+	TRY(cluster_make_secret(j->server->cluster, group_of(j, group), secret));
+	crypto_generichash(hash, sizeof hash, (const unsigned char *)group, strlen(group), NULL, 0);
+	memcpy(&group_id, hash, sizeof group_id);
 	json_t *nodes = json_object_get(json_object_get(j->request, "spread"), "nodes");
 	*doc_out = json_pack("{s:O, s:I, s:I, s:s, s:I, s:I}", "nodes", nodes, "index", (json_int_t)own_index(j), "group_id",
-			     (json_int_t)(group & INT64_MAX), "secret", secret, "deadline_ms",
+			     (json_int_t)(group_id & INT64_MAX), "secret", secret, "deadline_ms",
 			     (json_int_t)j->server->config->comm_deadline_ms, "wait_ms", (json_int_t)(j->spec.spread_wait_s + 5) * 1000);
 	sodium_memzero(secret, sizeof secret);
 	NEED(*doc_out, "cannot describe a job");

@@ -3,6 +3,7 @@
  * to the other nodes. A request that names nodes but no id begins the load on all of them: this node sends it on, with its job's id. */
 #pragma once
 #include <jansson.h>
+#include <sys/types.h>
 
 #include "base/err.h"
 #include "spec/spec.h"
@@ -26,6 +27,7 @@ void spread_meet(struct job *j, const json_t *body);
 
 /* Card of another node's leader: how to reach it. */
 struct spread_card {
+	uid_t uid;                            /* the owner of the sender's job: loads of two users never meet */
 	struct str id, data;
 	int64_t round, index, size;
 };

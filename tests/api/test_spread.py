@@ -254,3 +254,21 @@ def test_object_storage_is_read_once(cluster, s3_server):
         holds(node, job["spec"]["target"]["state_dict"], whole)
     read = sum(j["result"]["spread"]["bytes_from_storage"] for j in jobs)
     assert not any(map(warnings, jobs)) and 0.99 * len(whole) <= read <= 1.01 * len(whole), (read, len(whole))
+
+
+def test_loads_of_two_users_do_not_meet(three, server, tmp_path):
+    """Ids are the callers' words: those of another user may be the same, on purpose or not."""
+    a, b, c = three
+    whole = save(a, "run/step-1", 8)
+    group, path = lib.fresh(), f"/{tmp_path.name}/"
+    secret = server.keys(path)[f"{path}secret"]["secret"]
+    card = {"round": 0, "index": 1, "size": 3, "data": "bm8gY2FyZA=="}
+    for node in (a, b, c):  # a load of another user's over more nodes has sent its card
+        of = lib.Client(tcp=("127.0.0.1", node.http), headers={"Authorization": f"Bearer {secret}", "Dcpd-Caller": "12345 2 0 -"})
+        of.post(f"/v1/spreads/{group}:meet", card).ok(200)
+    sd = lib.fresh()
+    jobs = [spread(n, "run/step-1", sd, nodes=["a", "b"], spread={"id": group}) for n in (a, b)]
+    for node, job in zip((a, b), jobs):
+        done = node.api.wait(job)
+        assert done["state"] == "succeeded" and warnings(done) == [], done["result"]
+        holds(node, sd, whole)

@@ -4,6 +4,8 @@ import json
 import pathlib
 
 import harness as lib
+import lib_ranks
+import on_gpu_ranks
 import pytest
 from conftest import program_environment
 
@@ -138,3 +140,49 @@ def test_no_room_for_a_snapshot(run, tmp_path):
         assert run("no_room", d=d)[1] == 6 * (16 << 20)
     finally:
         d.discard()
+
+
+@pytest.fixture(scope="module")
+def two(g, forks):
+    """Two ranks, and a checkpoint that they have saved."""
+    pool = lib_ranks.Ranks(2, {"DCPD_URL": f"unix://{g.socket}", "TEST_NO_MESHES": "1"}, forks)
+    ref = f"main:{lib.fresh()}"
+    pool(on_gpu_ranks.save, ref)
+    yield pool, ref
+    pool.close()
+
+
+ALL_KEYS = ["model.b", "model.w", "optim.m"]
+
+
+@pytest.mark.parametrize("how, keys, handed", [("all", ALL_KEYS, 12 << 20 | 20), ("part", ["optim.m"], 4 << 20),
+                                               ("rules", ["model.b", "model.renamed", "optim.m"], 0)])
+def test_new_tensors_of_several_ranks(two, g, how, keys, handed):
+    """Each rank has all of it on its own device. Under rules torch copies."""
+    pool, ref = two
+    before = copied(g)
+    assert pool(on_gpu_ranks.whole, ref, how) == [keys] * 2
+    assert copied(g) - before == 2 * handed
+
+
+def test_a_rank_without_room_on_its_device(two):
+    pool, ref = two
+    got = pool(on_gpu_ranks.no_room, ref)
+    assert got[1] == "RuntimeError: CUDA out of memory." and got[0].startswith("RankFailed: rank 1: RuntimeError"), got
+
+
+HOSTS = {"DCPD_PLACE": ["host-a", "host-b"]}
+
+
+@pytest.mark.parametrize("case", [on_gpu_ranks.whole, on_gpu_ranks.not_listed])
+def test_new_tensors_on_several_hosts(two, case):
+    """A host that cannot list the checkpoint loads as the others do."""
+    pool, ref = two
+    assert pool(case, ref, *["all"] * (case is on_gpu_ranks.whole), env=HOSTS) == [ALL_KEYS] * 2
+
+
+@pytest.mark.parametrize("spread", [False, None])
+def test_a_wish_to_spread_is_that_of_all_steps(two, spread):
+    pool, ref = two
+    got = pool(on_gpu_ranks.wishes, ref, spread, env=HOSTS)
+    assert len(got[0]) > 1 and set(got[0] + got[1]) == {spread}

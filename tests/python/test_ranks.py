@@ -1,5 +1,6 @@
 """Several ranks of torch.distributed: every layout there and back, and what happens when ranks do not agree."""
 import harness as lib
+import on_places
 import on_ranks
 import pytest
 import torch
@@ -141,3 +142,34 @@ def test_several_hosts_are_named_at_once(ranks):
     env = {"DCPD_PLACE": ["host-a", "host-a", "host-b", "host-a"]}
     for e in ranks(on_ranks.save_each, [f"main:{lib.fresh()}"] * 4, [{"x": 1}] * 4, env=env, check=False):
         assert isinstance(e, dcpd.SeveralHosts) and "host-b" in str(e) and "host-a" in str(e)
+
+
+HOSTS = {"DCPD_PLACE": ["host-a", "host-b"]}
+
+
+@pytest.fixture
+def run(ranks):
+    """A run with the steps 1 and 2."""
+    name = f"main:{lib.fresh()}"
+    ranks(on_places.steps, name, world=2)
+    return name
+
+
+@pytest.mark.parametrize("into", [False, True])
+def test_an_alias_is_one_checkpoint_for_all_hosts(ranks, run, tmp_path, into):
+    got = ranks(on_places.by_alias, run, into, str(tmp_path / "asked"), world=2, env=HOSTS)
+    assert got == [[1.0] * 4] * 2
+
+
+def test_daemons_of_several_clusters_spread_nothing(ranks, run):
+    assert ranks(on_places.of_several_clusters, f"{run}/step-1", None, world=2, env=HOSTS) == [[1.0] * 4] * 2
+    got = ranks(on_places.of_several_clusters, f"{run}/step-1", True, world=2, env=HOSTS)
+    assert all("nodes of one cluster" in x for x in got), got
+
+
+def test_hosts_that_disagree_about_spreading(ranks, run):
+    assert ranks(on_places.differing, f"{run}/step-1", world=2, env=HOSTS) == [1, 0]
+
+
+def test_a_load_that_must_be_spread_says_what_else_fails(ranks, tmp_path):
+    assert ranks(on_places.nowhere, str(tmp_path / "none" / "step"), world=2, env=HOSTS) == ["NotFound"] * 2

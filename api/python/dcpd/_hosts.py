@@ -15,7 +15,7 @@ import secrets
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from . import _group, errors
+from . import _group, _where, errors
 
 TIMEOUT_SECONDS = 20
 
@@ -124,25 +124,49 @@ class HostGroup(_group.Group):
         return self.all.agree(answer, failure)
 
 
+def one_source(g: _group.Group, checkpoint: _where.Target, client: Any) -> _where.Target:
+    """What all hosts load. Each asks a daemon of its own, and between two answers an alias or a link may be moved: so the first of all
+    ranks asks for all. Every rank calls it, with the same checkpoint."""
+    if not isinstance(g, HostGroup) or not _where.may_move(checkpoint):
+        return checkpoint
+    found: Optional[str] = None
+    failure: Optional[BaseException] = None
+    try:
+        if g.first:
+            found = _where.settled(checkpoint, client)
+    except Exception as e:
+        failure = e
+    return str(g.all.told(found, failure))
+
+
+def everywhere(g: _group.Group, yes: bool) -> bool:
+    """Whether it is so on the first rank of every host; of ranks on one host: what this one says. Every rank calls it."""
+    return all(g.all.gather(yes or g.rank != 0)) if isinstance(g, HostGroup) else yes
+
+
 def spread(g: _group.Group, place: Any, wanted: Optional[bool]) -> Optional[Dict[str, Any]]:
     """What the jobs of all hosts say of each other, so that each byte is read once from the storage: None if their daemons are no nodes
     of one cluster, or nothing is to be spread (`wanted` False), or the source is in no storage. Every rank calls it. place: on the first
-    rank of each host; None: it has failed there. Raises RequestRefused on all ranks if it cannot be, and `wanted` is True."""
+    rank of each host; None: it has failed there, and says why in the next step. Raises RequestRefused on all ranks if it cannot be, and
+    `wanted` is True."""
     if not isinstance(g, HostGroup) or wanted is False:
         if wanted:
             raise errors.RequestRefused("spread=True is for ranks on several hosts, each with a daemon of its own")
         return None
     node: Optional[str] = None
+    reached: List[str] = []
     if g.rank == 0 and place is not None and place.storage:
         try:
             node = place.client.nodes.own()
+            reached = [n["name"] for n in place.client.nodes.list() if n["state"] != "away"]
         except errors.DcpdError:
             pass  # of no cluster
-    seen = g.all.gather((node, secrets.token_hex(16)))
-    nodes = [seen[ranks[0]][0] for ranks in g.hosts]
-    if None not in nodes and len(set(nodes)) == len(nodes):
-        return {"nodes": nodes, "id": seen[0][1]}
-    if wanted:
+    seen = g.all.gather((node, reached, secrets.token_hex(16), place is None))
+    firsts = [seen[ranks[0]] for ranks in g.hosts]
+    nodes = [x[0] for x in firsts]
+    if len(set(nodes)) == len(nodes) and all(set(nodes) <= set(x[1]) for x in firsts):
+        return {"nodes": nodes, "id": seen[0][2]}
+    if wanted and not any(x[3] for x in firsts):
         raise errors.RequestRefused(f"spread=True needs daemons that are nodes of one cluster; those of the hosts are {nodes}")
     return None
 

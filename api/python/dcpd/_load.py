@@ -40,7 +40,8 @@ def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable
     if isinstance(keys, str):
         raise TypeError("keys: a list of keys, not one string")
     ask = _ask.Ask(checkpoint, g, client, strict, weights_only, verify, progress and g.first, timeout, transform, vars)
-    g.check("load", (ask.text, wanted))
+    g.check("load", (ask.text, wanted, spread))
+    ask.checkpoint = _hosts.one_source(g, checkpoint, client)
     if into is None:
         return _new(ask, wanted, device, spread)
     return _into.fill(ask, into, wanted, spread)
@@ -53,18 +54,21 @@ def _new(ask: _ask.Ask, keys: Optional[List[str]], device: Any, spread: Optional
     g = ask.group
     found: Any = None
     place: Any = None
+    listed: Optional[Dict[str, _Leaf]] = None
     failure: Optional[BaseException] = None
     name, c = "", ask.client
     try:
         if g.rank == 0:
             place = _where.resolve(ask.checkpoint, ask.client, memory=True)
+            listed = _list(ask, place, keys) if _is_other(device) else None
     except Exception as e:
         failure = e
     ask.spread = _hosts.spread(g, place, spread)
+    if not _hosts.everywhere(g, listed is not None):
+        listed = None
     try:
         if g.rank == 0 and failure is None:
             c, name = place.client, _session.new_name()
-            listed = _list(ask, place, keys) if _is_other(device) else None
             found = (c.url, name, listed) if listed else (c.url, name, None, *_fetch(ask, place, name, keys))
     except Exception as e:
         failure = e
@@ -74,7 +78,7 @@ def _new(ask: _ask.Ask, keys: Optional[List[str]], device: Any, spread: Optional
         url, name, listed, *rest = seen[0][3]
         if listed:
             name = ""
-            return _filled(ask, listed, device)
+            return _filled(ask, listed, device, spread)
         segment, size = rest
         try:
             out = _map(segment, size, "w" if g.size == 1 else "c", ask, keys, device)
@@ -125,7 +129,7 @@ def _list(ask: _ask.Ask, place: _where.Place, keys: Optional[List[str]]) -> Opti
     return out if some and all(x.dtype in known for x in out.values() if x.dtype) else None
 
 
-def _filled(ask: _ask.Ask, listed: Dict[str, _Leaf], device: Any) -> Dict[str, Any]:
+def _filled(ask: _ask.Ask, listed: Dict[str, _Leaf], device: Any, spread: Optional[bool]) -> Dict[str, Any]:
     """New tensors on `device`, filled in place."""
     flat: Dict[str, Any] = {}
     failure: Optional[BaseException] = None
@@ -134,7 +138,7 @@ def _filled(ask: _ask.Ask, listed: Dict[str, _Leaf], device: Any) -> Dict[str, A
     except Exception as e:  # no room there
         failure = e
     ask.group.agree(None, failure)
-    _into.fill(ask, flat, None)
+    _into.fill(ask, flat, None, spread)
     return _tree.numbered(_tree.nest((x.path, flat[k]) for k, x in listed.items()))
 
 

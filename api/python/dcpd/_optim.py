@@ -29,6 +29,8 @@ def load_sharded_optimizer_state_dict(model_state_dict: Mapping[str, Any], optim
     checkpoint = getattr(storage_reader, "checkpoint_id", None) or getattr(storage_reader, "path", None) or storage_reader
     g = _hosts.group(process_group)
     ask = _ask.Ask(checkpoint, g, client, True, weights_only, verify, False, timeout)
+    g.check("load", ask.text)
+    ask.checkpoint = _hosts.one_source(g, checkpoint, client)
     specs: List[image.ChunkSpec] = []
     dp: Any = None
     name, c, plan = "", client, None
@@ -36,7 +38,7 @@ def load_sharded_optimizer_state_dict(model_state_dict: Mapping[str, Any], optim
     try:
         specs, dp = _structure(model_state_dict)
         if g.rank == 0:
-            place = _where.resolve(checkpoint, client)
+            place = _where.resolve(ask.checkpoint, client)
             c, name = place.client, _session.new_name()
             c.state_dicts.create(name, g.size, 1, lease_seconds=_ask.LEASE)
             plan = (c.url, name, place.object)

@@ -43,6 +43,19 @@ def is_reference(target: Target) -> bool:
     return isinstance(target, str) and _REFERENCE.match(target) is not None
 
 
+def may_move(target: Target) -> bool:
+    """Whether it may lead to another checkpoint a moment later: an alias, or a path, which may be a link."""
+    return not is_reference(target) or "@" in str(target).rpartition("/")[2]
+
+
+def settled(target: Target, client: Optional[Client] = None) -> str:
+    """The checkpoint that it leads to now, as every host may name it."""
+    if is_reference(target):
+        return str(resolve(target, client, memory=True))
+    path = os.path.abspath(os.fspath(target))
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
 def resolve(target: Target, client: Optional[Client] = None, make: bool = False, memory: bool = False) -> Place:
     """The daemon and the name. make: the directory above a path may be created (a save). memory: shm:NODE/NAME, a state dict in the memory
     of a node of the cluster, will do.
