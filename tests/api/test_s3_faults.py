@@ -10,6 +10,7 @@ import time
 import pytest
 from crafted import Crafted
 from s3_server import Fake, Proxy, Tool
+from s3_server import error as error_text
 from test_s3 import MB, big, in_trash, loads, names, options, ref, saved, state, undelete
 
 import dcpd as lib
@@ -340,6 +341,91 @@ def test_a_copy_that_replaces_and_is_killed_goes_on(d, other, proxy, s3, step):
     assert there not in seen[0] or step in ("claim", "clear"), "nobody sees files of both"
 
 
+def test_a_claim_that_comes_when_its_attempt_was_given_up_goes_on(d, proxy, s3):
+    """It has taken the place of the old commit: what its mark lists is the only checkpoint there is."""
+    (local, _), (newer, images) = saved(d, storage="main"), saved(d, storage="main")
+    there, before = f"late/{lib.fresh()}", set(s3.keys(".dcpd/"))
+    assert d.ctl("cp", f"main:{local}", f"s3:{there}").returncode == 0
+    proxy.age = 15 * 60 - 6
+    proxy.fault = lambda verb, path, _: ("conflict" if proxy.late else "late") if path.endswith(f"{there}/.metadata") and verb == "PUT" \
+        else None
+    d.api.fails("replicate", "state_conflict", source=ref("main", newer), target=ref("s3", there), options={"overwrite": True})
+    proxy.fault = lambda *_: None
+    [mark] = set(s3.keys(".dcpd/")) - before
+    assert b" 200 " in proxy.release()[0]
+    lib.wait_for(lambda: mark not in s3.keys(".dcpd/"), 30, "the sweep")
+    loads(d, there, images)
+
+
+def test_a_copy_that_replaces_and_cannot_go_on_leaves_what_it_needs(d, proxy, s3):
+    """A right is withdrawn between its claim and its files: the job fails, and once it may be written again the copy is there."""
+    (local, _), (newer, images) = saved(d, storage="main"), saved(d, storage="main")
+    there = f"right/{lib.fresh()}"
+    assert d.ctl("cp", f"main:{local}", f"s3:{there}").returncode == 0
+    proxy.fault = lambda verb, path, _: "denied" if verb == "POST" and "uploadId" in path and f"{there}/__" in path else None
+    d.api.fails("replicate", "forbidden", source=ref("main", newer), target=ref("s3", there), options={"overwrite": True})
+    d.kill()
+    proxy.fault = lambda *_: None
+    d.start()
+    lib.wait_for(lambda: there in names(d), 20, "the new checkpoint")
+    loads(d, there, images)
+
+
+@pytest.mark.parametrize("there_was", [False, True])
+def test_files_that_were_put_once_are_not_put_again_empty(d, proxy, s3, tmp_path, there_was):
+    """A writer that heeds no claim comes between a copy's files and its commit: these files are spent, and no second try takes them."""
+    (source, _), (other, _) = saved(d, storage="main", size=3000 if there_was else MB), saved(d, storage="main")
+    name, commits = f"twice/{lib.fresh()}", []
+    if there_was:
+        assert d.ctl("cp", f"main:{source}", f"s3:{name}").returncode == 0
+    other = d.storages["main"] / other / ".metadata"
+
+    def fault(verb, path, _):
+        at = f"{name}/.metadata" in path and (verb == "PUT" and "uploadId" not in path or verb == "POST" and "uploadId" in path)
+        commits.extend([path] if at else [])
+        if at and len(commits) == 2:
+            s3.put(f"{name}/.metadata", other)
+
+    proxy.fault = fault
+    d.api.fails("replicate", "state_conflict", source=ref("main", source), target=ref("s3", name), options={"overwrite": True})
+    proxy.fault = lambda *_: None
+    s3.get(f"{name}/.metadata", 0, other.stat().st_size, tmp_path / "left")
+    assert (tmp_path / "left").read_bytes() == other.read_bytes()
+
+
+def test_a_copy_that_goes_on_takes_nothing_back_in_doubt(d, proxy, s3):
+    """A file was made and its answer is lost; whether it is there cannot be asked when the commit is carried on: later it can."""
+    (local, _), (newer, images) = saved(d, storage="main", size=MB), saved(d, storage="main", size=MB)
+    there, struck, killed, asked = f"doubt/{lib.fresh()}", threading.Event(), threading.Event(), []
+    assert d.ctl("cp", f"main:{local}", f"s3:{there}").returncode == 0
+
+    def fault(verb, path, _):
+        if verb == "POST" and "uploadId" in path and f"{there}/__1_0" in path:
+            if struck.is_set():
+                killed.wait(20)
+            struck.set()
+            return "cut" if killed.is_set() else "lost"
+        if killed.is_set() and verb == "GET" and "uploadId" in path and f"{there}/__1_0" in path:
+            text = error_text("NoSuchUpload")
+            return lambda *_: (b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(text), text)
+        if killed.is_set() and verb in ("HEAD", "GET") and f"{there}/__1_0" in path and "uploadId" not in path:
+            asked.append(path)
+            return "denied"
+
+    proxy.fault = fault
+    job = d.api.submit("replicate", source=ref("main", newer), target=ref("s3", there), options={"overwrite": True})["id"]
+    assert struck.wait(30)
+    d.kill_workers()
+    killed.set()
+    d.api.wait(job, 60)
+    assert asked
+    d.kill()
+    proxy.fault = lambda *_: None
+    d.start()
+    lib.wait_for(lambda: there in names(d), 20, "the new checkpoint")
+    loads(d, there, images)
+
+
 @pytest.mark.long
 def test_a_copy_replaces_through_a_bad_network(d, proxy, s3):
     copies = [saved(d, storage="main", size=9 * MB) for _ in range(2)]
@@ -629,6 +715,31 @@ def test_a_parent_that_is_replaced_while_it_is_shared(d, other, proxy):
     proxy.fault = lambda *_: None
     assert done
     loads(d, second, images)
+
+
+def test_a_commit_of_an_incremental_save_is_tried_again(d, other, proxy):
+    """One file's copy is refused, so that its bytes are sent, and another's commit comes first: the second try has all files."""
+    run, seed, refused, commits = f"inc/{lib.fresh()}", lib.fresh(), [], []
+    name, _ = saved(other, f"{run}/step-2")
+    saved(d, f"{run}/step-1", images=big(1, seed), options={"incremental": True})
+
+    def fault(verb, path, _):
+        if verb == "PUT" and b"x-amz-copy-source" in proxy.head.lower() and not refused:
+            refused.append(path)
+            return "denied"
+        if verb == "PUT" and path.endswith(f"{name}/.metadata"):
+            commits.append(path)
+            if len(commits) == 1:
+                saved(other, name, options={"overwrite": True})
+
+    proxy.fault = fault
+    step = {"incremental": True, "parent": ref("s3", f"{run}/step-1"), "overwrite": True}
+    _, images = saved(d, name, images=big(1, seed, [(0, 1)]), options=step)
+    proxy.fault = lambda *_: None
+    assert refused and len(commits) == 2
+    loads(d, name, images)
+    verified = d.api.run("verify", source=ref("s3", name), level="values")["result"]
+    assert verified["verified_bytes"] > 0 and verified["unverified_bytes"] == 0, verified
 
 
 @pytest.mark.long

@@ -114,11 +114,14 @@ void s3_receipt_key(const struct s3_mark *m, char out[S3_PATH_MAX])
 
 enum err s3_mark_dead(struct s3 *s3, struct s3_mark *m)
 {
+	CLEANUP(jval_drop) json_t *uploads = NULL;
 	char etag[S3_ETAG_MAX];
 
 	memcpy(etag, m->etag, sizeof etag);
 	m->is_dead = true;
-	enum err e = put_mark(s3, m, (struct s3_condition){ S3_IF_ETAG, etag }, NULL);
+	/* its claim may lie there, or come late: then the uploads are all there is */
+	enum err e = m->goes_on ? s3_mark_uploads(s3, m, &uploads) : OK;
+	e = e ?: put_mark(s3, m, (struct s3_condition){ S3_IF_ETAG, etag }, uploads);
 	return e == ERR_CHECKPOINT_EXISTS || e == ERR_NOT_FOUND ? OK : e; /* somebody else looks after it */
 }
 
@@ -384,23 +387,6 @@ static FALLIBLE enum err check_free(const struct s3_folder *there)
 	return ERR(CHECKPOINT_EXISTS, "'%s' is a checkpoint by now, or is being made one", there->path);
 }
 
-FALLIBLE enum err s3_unseal(const struct store *s, const struct s3_mark *m)
-{
-	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
-	CLEANUP(s3_entry_free) struct s3_entry file = { 0 };
-
-	NEED(f, "no memory for a folder");
-	TRY(notes_unseal(store_top(s), m->target, !m->is_file, m->job));
-	enum err e = m->is_file ? s3_look_file(s3_own(s)->client, m->target, &file) :
-				  s3_folder_look(s3_own(s)->client, m->target, false, f);
-	bool alone = m->is_file ? e == ERR_NOT_FOUND : !e && f->v.n == 1 && notes_is(f->v.v[0].name);
-	if (e == ERR_NOT_FOUND)
-		err_clear();
-	else
-		TRY(e);
-	return alone ? notes_drop(store_top(s), m->target, !m->is_file) : OK;
-}
-
 /* False: it may be there. */
 static bool drop_marked(struct s3 *s3, const char *key, const char *mark)
 {
@@ -628,7 +614,10 @@ static FALLIBLE enum err publish_over(struct staging *s, const struct s3_mark *m
 	*sealed_out = true; /* even if the answer is lost */
 	TRY(notes_seal(store_top(s->store), m->target, true, m->job));
 	TRY(check_mark(own->client, m, before, uploads));
-	return replace_old(s, m, commit, before, etag, &keys);
+	enum err e = replace_old(s, m, commit, before, etag, &keys);
+	if (e && !s->made) /* the claim lies there, or may come */
+		s3_part_leave(own, m->staging);
+	return e;
 }
 
 static FALLIBLE enum err publish_given(struct staging *s, const struct s3_mark *m, const char *replaces, bool *sealed_out)
@@ -670,6 +659,9 @@ static FALLIBLE enum err check_finished(struct s3_own *own, const struct s3_mark
 	for (struct s3_upload *u = s3_part_next(own, m->staging, NULL); u; u = s3_part_next(own, m->staging, u)) {
 		if (u->waits && !u->is_finished)
 			return ERR(INTERNAL, "'%s' was not written to its end", u->name);
+		if (u->waits && u->is_spent)
+			return ERR(STATE_CONFLICT, "'%s' was written by others while this checkpoint's files were put there: save it again",
+				   m->target);
 		*given += u->waits && u != *commit;
 	}
 	return OK;

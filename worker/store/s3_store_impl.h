@@ -104,6 +104,7 @@ struct s3_upload {
 	bool repairs;                  /* it replaces an object of a checkpoint, */
 	struct s3_entry base;          /* whose bytes it has where nothing is written; key NULL: zeros */
 	bool is_sized, is_finished;
+	bool is_spent;                 /* its parts have become its object, or are left to whoever goes on with the commit */
 	bool unsure;                   /* its object may be there, or have been there, whatever s3_part_complete() returned */
 	uint64_t bytes, piece_bytes;
 	char id[S3_UPLOAD_ID_MAX];     /* "": no upload was begun */
@@ -173,6 +174,8 @@ struct s3_upload *s3_part_find(struct s3_own *own, const char *staging, const ch
 FALLIBLE enum err s3_part_park(struct s3_upload *u);
 /* Makes the object of a finished one that waits. */
 FALLIBLE enum err s3_part_complete(struct s3_upload *u, struct s3_condition condition);
+/* From now on the uploads of `staging` are of whoever finds the attempt's mark: they are not aborted here. */
+void s3_part_leave(struct s3_own *own, const char *staging);
 /* Forgets the uploads of `staging`, or, if `others`, those of all but it that nobody has open. */
 void s3_part_forget(struct s3_own *own, const char *staging, bool others);
 
@@ -198,10 +201,8 @@ FALLIBLE enum err s3_mark_read(struct s3 *s3, const char *key, struct s3_mark *o
 FALLIBLE enum err s3_mark_uploads(struct s3 *s3, const struct s3_mark *m, json_t **out);
 FALLIBLE enum err s3_mark_of_staging(struct s3 *s3, const char *path, struct s3_mark *out);
 void s3_receipt_key(const struct s3_mark *m, char out[S3_PATH_MAX]);
-/* From now on the attempt cannot be published. */
+/* From now on the attempt cannot be published; one that goes on still does, if its claim lies there or comes late. */
 FALLIBLE enum err s3_mark_dead(struct s3 *s3, struct s3_mark *m);
-/* Takes the attempt's job out of the target's notes, which kept holds out (notes_seal), and notes without a checkpoint away. */
-FALLIBLE enum err s3_unseal(const struct store *s, const struct s3_mark *m);
 enum err s3_stage(struct staging *s, bool keep);
 /* meets: as of struct s3_mark. */
 FALLIBLE enum err s3_stage_attempt(struct staging *s, const char *meets);
@@ -227,6 +228,8 @@ FALLIBLE enum err s3_meeting_stage(struct staging *s);
 enum err s3_adopt(struct staging *s, struct store_at from, const char *name);
 
 /* ---- s3_store_recover.c ---- */
+/* Takes the attempt's job out of the target's notes, which kept holds out (notes_seal), and notes without a checkpoint away. */
+FALLIBLE enum err s3_unseal(const struct store *s, const struct s3_mark *m);
 enum err s3_fence(const struct store_job *by, const struct store *s, const char *name);
 enum err s3_recover(const struct store_job *by, const struct store *s, const char *name, bool removes, bool *done_out,
 		    struct manifest **out);

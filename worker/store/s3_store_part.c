@@ -90,6 +90,14 @@ static bool is_open(const struct s3_own *own, const char *staging)
 	return false;
 }
 
+void s3_part_leave(struct s3_own *own, const char *staging)
+{
+	for (struct s3_upload *u = s3_part_next(own, staging, NULL); u; u = s3_part_next(own, staging, u)) {
+		u->id[0] = '\0';
+		u->is_spent = true;
+	}
+}
+
 void s3_part_forget(struct s3_own *own, const char *staging, bool others)
 {
 	for (;;) {
@@ -458,6 +466,7 @@ enum err s3_part_complete(struct s3_upload *u, struct s3_condition condition)
 		e = s3_upload_complete(u->own->client, u->key, u->id, u->parts.v, u->parts.n, condition, &call, NULL);
 	if (!e)
 		u->id[0] = '\0'; /* there is no upload to abort any more */
+	u->is_spent = u->is_spent || !e;
 	return err_at_file(e, u->name, -1);
 }
 

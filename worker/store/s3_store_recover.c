@@ -239,7 +239,12 @@ static FALLIBLE enum err make_object(struct s3 *s3, const struct s3_mark *m, con
 		return s3_put(s3, key, "", 0, condition, mark, NULL, NULL);
 	enum err e = s3_upload_parts_list(s3, key, id, NULL, take_part, &all);
 	e = e ?: s3_upload_complete(s3, key, id, all.v, all.n, condition, NULL, NULL);
-	if (e != ERR_NOT_FOUND || s3_head(s3, key, NULL, &o) || strcmp(o.mark, mark) != 0)
+	if (e != ERR_NOT_FOUND && e != ERR_CHECKPOINT_EXISTS)
+		return e;
+	enum err bad = s3_head(s3, key, NULL, &o);
+	if (bad && bad != ERR_NOT_FOUND) /* whether it is made is not known: nothing is taken back */
+		return bad;
+	if (bad || strcmp(o.mark, mark) != 0)
 		return e;
 	err_clear();
 	return OK;
@@ -329,6 +334,23 @@ static FALLIBLE enum err end_claim(const struct store *s, const struct s3_mark *
 	for (int i = 0; i < 2 && m->removes; i++)
 		TRY(s3_drop_data(s3, m->target, m->removed[i]));
 	return s3_delete_if(s3, f->claim_key, o.etag, NULL);
+}
+
+FALLIBLE enum err s3_unseal(const struct store *s, const struct s3_mark *m)
+{
+	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
+	CLEANUP(s3_entry_free) struct s3_entry file = { 0 };
+
+	NEED(f, "no memory for a folder");
+	TRY(notes_unseal(store_top(s), m->target, !m->is_file, m->job));
+	enum err e = m->is_file ? s3_look_file(s3_own(s)->client, m->target, &file) :
+				  s3_folder_look(s3_own(s)->client, m->target, false, f);
+	bool alone = m->is_file ? e == ERR_NOT_FOUND : !e && f->v.n == 1 && notes_is(f->v.v[0].name);
+	if (e == ERR_NOT_FOUND)
+		err_clear();
+	else
+		TRY(e);
+	return alone ? notes_drop(store_top(s), m->target, !m->is_file) : OK;
 }
 
 /* ---- recover ---- */
