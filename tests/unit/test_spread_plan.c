@@ -76,12 +76,30 @@ static void test_ranges_that_cannot_be(void **state)
 	}
 }
 
+/* A peer that names all of a file as often as it may does not keep this host busy for hours. */
+static void test_ranges_that_overlap_too_often(void **state)
+{
+	struct spread_range *often = mem_zalloc(SPREAD_RANGES_MAX, sizeof *often);
+	const struct spread_range good[] = { { 0, U, 0 } }, *const ranges[] = { good, often };
+	struct spread_plan p;
+	(void)state;
+
+	assert_non_null(often);
+	for (uint64_t i = 0; i < SPREAD_RANGES_MAX; i++)
+		often[i] = (struct spread_range){ 0, files[0], 0 };
+	assert_int_equal(spread_plan_make(ranges, (const uint64_t[]){ 1, SPREAD_RANGES_MAX }, 2, files, 2, &p), ERR_LIMIT_EXCEEDED);
+	assert_int_equal(err_last()->rank, 1);
+	spread_plan_free(&p);
+	mem_free(often);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_all_need_all),
 		cmocka_unit_test(test_some_need_some),
 		cmocka_unit_test(test_ranges_that_cannot_be),
+		cmocka_unit_test(test_ranges_that_overlap_too_often),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,7 +4,8 @@
 #include "base/num.h"
 #include "runner/spread.h"
 
-enum { UNITS_MAX = 1 << 24 };          /* of all files together: 64 TiB */
+enum { UNITS_MAX = 1 << 24,            /* of all files together: 64 TiB */
+       LOOKS_MAX = 2 * UNITS_MAX };    /* at units, for one host: its ranges may overlap */
 
 /* Finds units by their places. */
 struct finder {
@@ -12,13 +13,14 @@ struct finder {
 	uint64_t file_count;
 	uint64_t *first;               /* of each file: its first entry of `index` */
 	uint32_t *index;               /* 1 + the unit; 0: none yet */
+	uint64_t looks;                /* at units, for the current host */
 };
 
 static FALLIBLE enum err open_finder(const uint64_t *files, uint64_t file_count, struct finder *out)
 {
 	uint64_t n = 0;
 
-	*out = (struct finder){ files, file_count, mem_zalloc(file_count + 1, sizeof *out->first), NULL };
+	*out = (struct finder){ files, file_count, mem_zalloc(file_count + 1, sizeof *out->first), NULL, 0 };
 	NEED(out->first, "no memory for %ju files", (uintmax_t)file_count);
 	for (uint64_t i = 0; i < file_count; i++) {
 		out->first[i] = n;
@@ -60,7 +62,11 @@ static FALLIBLE enum err add_range(struct spread_plan *p, struct finder *f, uint
 	if (r->file >= f->file_count || r->begin >= r->end || r->end > f->files[r->file])
 		return ERR(COMM_PROTOCOL, "host %u needs bytes %ju to %ju of file %ju of %ju, which cannot be", host, (uintmax_t)r->begin,
 			   (uintmax_t)r->end, (uintmax_t)r->file, (uintmax_t)f->file_count);
-	for (uint64_t n = r->begin / SPREAD_UNIT; n * SPREAD_UNIT < r->end; n++)
+	uint64_t first = r->begin / SPREAD_UNIT, end = num_div_up(r->end, SPREAD_UNIT);
+	f->looks += end - first;
+	if (f->looks > LOOKS_MAX)
+		return ERR(LIMIT_EXCEEDED, "what host %u needs overlaps too often", host);
+	for (uint64_t n = first; n < end; n++)
 		TRY(add_unit(p, f, host, r, n));
 	return OK;
 }
@@ -125,7 +131,7 @@ enum err spread_plan_make(const struct spread_range *const *ranges, const uint64
 
 	*out = (struct spread_plan){ 0 };
 	TRY(open_finder(files, file_count, &finder));
-	for (uint32_t h = 0; h < hosts; h++)
+	for (uint32_t h = 0; h < hosts; h++, finder.looks = 0)
 		for (uint64_t i = 0; i < counts[h]; i++)
 			TRY(err_at_rank(add_range(out, &finder, h, &ranges[h][i]), h));
 	deal(out);
