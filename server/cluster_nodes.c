@@ -197,7 +197,7 @@ FALLIBLE enum err cluster_put_nodes(const struct cluster *c, struct buf *out)
 		buf_json_str(out, str_of(c->name));
 		if (c->problem[0] || c->odd[0])
 			buf_json_member(out, ",\"problem\":", str_of(c->problem[0] ? c->problem : c->odd));
-		buf_puts(out, ",");
+		buf_printf(out, ",\"spreads\":%s,", config_cluster_reaches_workers(c->server->config) ? "true" : "false");
 	}
 	buf_puts(out, "\"nodes\":[");
 	for (uint64_t i = 0; c && i < c->nodes.n; i++) {

@@ -119,6 +119,14 @@ static FALLIBLE enum err check_listen(const struct config *c)
 	return ERR(CONFIG, "advertise: no --listen is for \"%.200s\": the other nodes would find nobody there", c->advertise);
 }
 
+bool config_cluster_reaches_workers(const struct config *c)
+{
+	struct str host = { 0 }, listen = str_of(c->comm_listen);
+
+	(void)split_address(str_of(c->advertise), &host); /* check_node() has */
+	return is_loopback(host) || !(is_loopback(listen) || str_is(listen, "lo") || str_is(listen, "::1"));
+}
+
 FALLIBLE enum err config_cluster_check(const struct config *c)
 {
 	struct str prefix = str_of(c->cluster_prefix);

@@ -105,6 +105,10 @@ FALLIBLE enum err spread_check(const struct server *s, const struct spec *spec)
 		return OK;
 	if (!s->cluster)
 		return ERR(UNSUPPORTED, "a load is spread over the nodes of a cluster, and this daemon is in none");
+	if (!config_cluster_reaches_workers(s->config))
+		return ERR(UNSUPPORTED, "--comm-listen of node \"%.64s\" is \"%.64s\", where no worker of another host reaches its "
+			   "own: let it be an address or an interface of the network between the nodes", s->config->node,
+			   s->config->comm_listen);
 	for (size_t i = 0; i < nodes->n; i++) {
 		own += str_is(nodes->v[i], s->config->node);
 		if (cluster_presence(s->cluster, nodes->v[i].p) == CLUSTER_IS_UNKNOWN && cluster_has_looked(s->cluster))

@@ -294,6 +294,34 @@ def test_the_package_resumes_from_a_neighbours_memory(pair, tmp_path):
     assert (found.checkpoint, found.step) == ("main:run/step-3", 3) and (into["w"] == state["w"]).all() and into["step"] == 3
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_an_optimizer_resumes_from_a_neighbours_memory(pair, tmp_path, trained):
+    """Whether a new optimizer needs its state first, only the copy tells."""
+    a, b = pair
+    torch = pytest.importorskip("torch")
+
+    def new():
+        model = torch.nn.Linear(8, 8)
+        return {"model": model, "optim": torch.optim.Adam(model.parameters())}
+
+    state, into = new(), new()
+    if trained:
+        state["model"](torch.ones(8)).sum().backward()
+        state["optim"].step()
+    with package.daemon(f"unix://{a.socket}") as dcpd:
+        settled(a, dcpd.save(state, "main:run/step-3", neighbours=1))
+        dcpd.close()
+    a.kill()
+    shutil.rmtree(tmp_path / "shared" / "run")
+    lib.wait_for(lambda: b.api.get("/v1/runs/main/run:resume").status == 200, 20, "b names its copy")
+    with package.daemon(f"unix://{b.socket}") as dcpd:
+        found = dcpd.resume("main:run", into=into)
+        dcpd.close()
+    assert found.checkpoint == "main:run/step-3" and torch.equal(into["model"].weight, state["model"].weight)
+    old, got = (list(x["optim"].state_dict()["state"].values()) for x in (state, into))
+    assert len(got) == len(old) == 2 * trained and all(torch.equal(x["exp_avg"], y["exp_avg"]) for x, y in zip(old, got))
+
+
 def test_a_deleted_checkpoint_is_not_brought_back_by_a_copy(held):
     a, b, c, source = held
     save(a, lib.fresh(), "other/step-1")

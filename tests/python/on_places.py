@@ -42,15 +42,26 @@ def by_alias(pg, rank, run, into, mark):
 
 def of_several_clusters(pg, rank, ref, spread):
     """Each host's daemon is a node, of a cluster that has no other."""
-    own, nodes = C.Nodes.own, C.Nodes.list
-    C.Nodes.own = lambda self: f"node-{rank}"
-    C.Nodes.list = lambda self: [{"name": f"node-{rank}", "state": "joined"}, {"name": f"node-{1 - rank}", "state": "away"}][:1 + rank]
+    real = C.Nodes.seen
+    nodes = [{"name": f"node-{rank}", "state": "joined"}, {"name": f"node-{1 - rank}", "state": "away"}][:1 + rank]
+    C.Nodes.seen = lambda self: {"node": f"node-{rank}", "spreads": True, "nodes": nodes}
     try:
         return dcpd.load(ref, process_group=pg, spread=spread)["x"].tolist()
     except dcpd.RequestRefused as e:
         return str(e)
     finally:
-        C.Nodes.own, C.Nodes.list = own, nodes
+        C.Nodes.seen = real
+
+
+def out_of_reach(pg, rank, ref):
+    """The daemons are nodes of one cluster, whose workers listen on loopback."""
+    real = C.Nodes.seen
+    nodes = [{"name": f"node-{i}", "state": "joined"} for i in (0, 1)]
+    C.Nodes.seen = lambda self: {"node": f"node-{rank}", "spreads": False, "nodes": nodes}
+    try:
+        return dcpd.load(ref, process_group=pg)["x"].tolist()
+    finally:
+        C.Nodes.seen = real
 
 
 def differing(pg, rank, ref):

@@ -167,6 +167,10 @@ def test_daemons_of_several_clusters_spread_nothing(ranks, run):
     assert all("nodes of one cluster" in x for x in got), got
 
 
+def test_workers_on_loopback_spread_nothing(ranks, run):
+    assert ranks(on_places.out_of_reach, f"{run}/step-1", world=2, env=HOSTS) == [[1.0] * 4] * 2
+
+
 def test_hosts_that_disagree_about_spreading(ranks, run):
     assert ranks(on_places.differing, f"{run}/step-1", world=2, env=HOSTS) == [1, 0]
 

@@ -208,6 +208,31 @@ static void test_values(void **state)
 	T_ERR(CONFIG, config_duration(STR(""), &ms));
 }
 
+/* Workers of a node that other hosts reach must not listen on loopback. */
+static void test_workers_of_nodes(void **state)
+{
+	static const struct {
+		const char *advertise, *listen, *comm_listen;
+		bool reached;
+	} cases[] = {
+		{ "127.0.0.1:8427", "127.0.0.1:8427", "127.0.0.1", true }, { "localhost:1", "127.0.0.1:8427", "lo", true },
+		{ "host-1:8427", "0.0.0.0:8427", "127.0.0.1", false },	   { "host-1:8427", "0.0.0.0:8427", "lo", false },
+		{ "10.0.0.1:8427", "0.0.0.0:8427", "::1", false },	   { "10.0.0.1:8427", "0.0.0.0:8427", "eth1", true },
+		{ "[fd00::1]:8427", "[::]:8427", "10.0.0.1", true },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct config *c;
+		T_OK(load(ARGS("--state-dir", "/tmp/x", "--insecure-http", "--cluster", "http://127.0.0.1:2379", "--node", "host-1",
+			       "--advertise", cases[i].advertise, "--listen", cases[i].listen, "--comm-listen", cases[i].comm_listen),
+			  NULL, &c));
+		if (config_cluster_reaches_workers(c) != cases[i].reached)
+			T_FAIL("%s, %s", cases[i].advertise, cases[i].comm_listen);
+		config_free(c);
+	}
+}
+
 /* Each option of the table is in --help, and the effective values are printed with their source. */
 static void test_help_and_print(void **state)
 {
@@ -242,7 +267,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_defaults), cmocka_unit_test(test_precedence),  cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_values),	 cmocka_unit_test(test_file_errors), cmocka_unit_test(test_help_and_print),
-		cmocka_unit_test(test_access), cmocka_unit_test(test_storage_locations),
+		cmocka_unit_test(test_workers_of_nodes), cmocka_unit_test(test_access), cmocka_unit_test(test_storage_locations),
 	};
 
 	return cmocka_run_group_tests_name("config", tests, NULL, NULL);

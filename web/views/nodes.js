@@ -28,7 +28,7 @@ async function drain(name, verb) {
 export function draw() {
 	const { node, problem, nodes } = store.nodes;
 	sync($("nodes-problem"), problem ? h("div", { class: "notice bad" },
-		h("span", {}, `This node, ${node}, is not in the cluster now: ${problem}`)) : []);
+		h("span", {}, `This node, ${node}: ${problem}`)) : []);
 	rows($("nodes").tBodies[0], nodes, (n) => n.name, (n) => [
 		h("th", { scope: "row", class: "name" }, h("b", { class: "mono" }, n.name), n.name === node ? h("span", { class: "small" },
 			" answers here") : null),

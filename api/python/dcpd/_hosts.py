@@ -146,9 +146,9 @@ def everywhere(g: _group.Group, yes: bool) -> bool:
 
 def spread(g: _group.Group, place: Any, wanted: Optional[bool]) -> Optional[Dict[str, Any]]:
     """What the jobs of all hosts say of each other, so that each byte is read once from the storage: None if their daemons are no nodes
-    of one cluster, or nothing is to be spread (`wanted` False), or the source is in no storage. Every rank calls it. place: on the first
-    rank of each host; None: it has failed there, and says why in the next step. Raises RequestRefused on all ranks if it cannot be, and
-    `wanted` is True."""
+    of one cluster whose workers reach each other, or nothing is to be spread (`wanted` False), or the source is in no storage. Every
+    rank calls it. place: on the first rank of each host; None: it has failed there, and says why in the next step. Raises RequestRefused
+    on all ranks if it cannot be, and `wanted` is True."""
     if not isinstance(g, HostGroup) or wanted is False:
         if wanted:
             raise errors.RequestRefused("spread=True is for ranks on several hosts, each with a daemon of its own")
@@ -157,8 +157,9 @@ def spread(g: _group.Group, place: Any, wanted: Optional[bool]) -> Optional[Dict
     reached: List[str] = []
     if g.rank == 0 and place is not None and place.storage:
         try:
-            node = place.client.nodes.own()
-            reached = [n["name"] for n in place.client.nodes.list() if n["state"] != "away"]
+            told = place.client.nodes.seen()
+            node = told["node"] if told.get("spreads") else None
+            reached = [n["name"] for n in told["nodes"] if n["state"] != "away"]
         except errors.DcpdError:
             pass  # of no cluster
     seen = g.all.gather((node, reached, secrets.token_hex(16), place is None))
@@ -167,7 +168,8 @@ def spread(g: _group.Group, place: Any, wanted: Optional[bool]) -> Optional[Dict
     if len(set(nodes)) == len(nodes) and all(set(nodes) <= set(x[1]) for x in firsts):
         return {"nodes": nodes, "id": seen[0][2]}
     if wanted and not any(x[3] for x in firsts):
-        raise errors.RequestRefused(f"spread=True needs daemons that are nodes of one cluster; those of the hosts are {nodes}")
+        raise errors.RequestRefused("spread=True needs daemons that are nodes of one cluster, with a --comm-listen that the others "
+                                    f"reach; those of the hosts are {nodes}")
     return None
 
 

@@ -466,8 +466,14 @@ def _fresh_optimizers(into: Any) -> List[str]:
 
 
 def _has_state(place: _where.Place, key: str) -> bool:
-    tensors, found = place.client.checkpoints.tensors(place.object, prefix=(key + "." if key else "") + "state.")
-    return bool(tensors or found)
+    prefix = (key + "." if key else "") + "state."
+    try:
+        tensors, found = place.client.checkpoints.tensors(place.object, prefix=prefix)
+        return bool(tensors or found)
+    except errors.NotFound:  # a node may have it in its memory alone, which a plan finds
+        plan = place.client.jobs.plan("load", source=place.object, include=[prefix + "*"],
+                                      target={"state_dict": _session.new_name(), "world_size": 1})
+        return bool(plan.get("needed_bytes"))
 
 
 def _start_optimizer(optimizer: Any) -> None:

@@ -612,10 +612,10 @@ class Nodes(_Resource):
         """name, state (joined, draining, drained, away), advertise, version, jobs, storages; none without a cluster."""
         return list(self._t.request("GET", "/v1/nodes")["nodes"])
 
-    def own(self) -> Optional[str]:
-        """The name of the daemon that is asked; None without a cluster."""
-        name = self._t.request("GET", "/v1/nodes").get("node")
-        return None if name is None else str(name)
+    def seen(self) -> Dict[str, Any]:
+        """What the daemon says of itself beside list()'s `nodes`: node, its name, and spreads, whether loads can be spread over it and
+        others; neither without a cluster. problem, if it has one."""
+        return dict(self._t.request("GET", "/v1/nodes"))
 
     def drain(self, name: str, *, wait: float = 0) -> Dict[str, Any]:
         """Gives the node no new work. Returns it when its jobs have ended, or after `wait` seconds (at most 60)."""
