@@ -443,7 +443,10 @@ void cluster_leave(struct cluster *c)
 {
 	if (!c)
 		return;
+	for (int64_t end = clock_mono_ms() + LEAVE_MS; !cluster_has_told(c) && clock_mono_ms() < end; usleep(PUMP_US))
+		loop_run_posted(c->server->loop);
 	c->leaving = true;
+	cluster_mark_noted(c);
 	if (!c->joined || c->problem[0])
 		return;
 	c->tried = false;

@@ -68,6 +68,9 @@ struct cluster {
 	struct cluster_note *notes, **last_note;
 	struct map note_table;
 	bool has_gone;                          /* nodes were forgotten: etcd may have records of theirs */
+	bool unmarked;                          /* jobs were noted since the journal's mark (journal_put_noted) */
+	int64_t mark_ms;                        /* monotone clock: the next mark */
+	/* cluster_prune.c */
 	int64_t prune_ms;                       /* monotone clock: next */
 	/* cluster_take.c */
 	struct cluster_taking *taking;          /* NULL: nothing is being taken over */
@@ -104,7 +107,11 @@ FALLIBLE enum err cluster_may_trust(const struct cluster *c, const struct cluste
 /* cluster_jobs.c */
 void cluster_jobs_looked(struct cluster *c);            /* after each look: asks which jobs are this node's, tells of those that changed */
 void cluster_jobs_free(struct cluster *c);
-struct cluster_settling;
+bool cluster_has_told(const struct cluster *c);         /* nothing that is noted waits for an etcd that answers */
+void cluster_mark_noted(struct cluster *c);             /* puts the mark behind which ended jobs are noted again, if none waits */
+
+/* cluster_prune.c */
+void cluster_prune(struct cluster *c);                  /* after each look */
 
 /* cluster_replicas.c */
 /* Adds what a node tells of one copy to the list (cluster_find_replicas), which keeps the newest saves' few. */

@@ -12,10 +12,11 @@
 #include "server/cluster_impl.h"
 #include "server/errdoc.h"
 #include "server/job_impl.h"
+#include "server/journal.h"
+#include "server/service_clock.h"
 #include "server/takeover.h"
 
-enum { BATCH = 20, NOTES_MAX = 20000, RECORD_MAX = 48 << 10, BATCH_BYTES = 512 << 10, OWN_PAGE = 500, ASK_PAGE = 50, PRUNE_MS = 60000,
-       PRUNE_PAGE = 64 };
+enum { BATCH = 20, NOTES_MAX = 20000, RECORD_MAX = 48 << 10, BATCH_BYTES = 512 << 10, OWN_PAGE = 500, ASK_PAGE = 50, MARK_MS = 10000 };
 
 struct cluster_note {
 	struct cluster_note *next;
@@ -103,13 +104,11 @@ static void pump_later(void *user, enum err)
 	pump(user);
 }
 
-void cluster_note_job(const struct job *j)
+static void note_id(struct cluster *c, const char *id)
 {
-	struct cluster *c = j->server->cluster;
+	struct cluster_note *note = map_object(&c->note_table, str_of(id));
 
-	if (!c || j->dry_run || !j->in_journal || j->moved)
-		return;
-	struct cluster_note *note = map_object(&c->note_table, str_of(j->id));
+	c->unmarked = true;
 	if (note) {
 		note->again = note->sent;
 		return;
@@ -123,7 +122,7 @@ void cluster_note_job(const struct job *j)
 		c->settled = false;
 		return;
 	}
-	memcpy(note->id, j->id, sizeof note->id);
+	memcpy(note->id, id, sizeof note->id);
 	if (map_add(&c->note_table, str_of(note->id), note)) {
 		err_clear();
 		c->settled = false;
@@ -134,6 +133,54 @@ void cluster_note_job(const struct job *j)
 	c->last_note = &note->next;
 	c->note_count++;
 	loop_later(c->server->loop, pump_later, c, OK);
+}
+
+void cluster_note_job(const struct job *j)
+{
+	struct cluster *c = j->server->cluster;
+
+	if (c && !j->dry_run && j->in_journal && !j->moved)
+		note_id(c, j->id);
+}
+
+/* Jobs that end are noted once their end is on disk: one that is ending may have ended before the mark. */
+void cluster_mark_noted(struct cluster *c)
+{
+	if (!c->loaded || !c->unmarked || c->notes)
+		return;
+	for (const struct job *j = c->server->jobs->live; j; j = j->live_next)
+		if (j->step == STEP_ENDING)
+			return;
+	struct journal_txn *t = journal_txn_new(c->server->journal);
+	journal_put_noted(t, clock_service_ms());
+	journal_commit(c->server->journal, t, NULL, NULL);
+	c->unmarked = false;
+	c->mark_ms = clock_mono_ms() + MARK_MS;
+}
+
+static enum err on_ended(void *user, const struct journal_job *row)
+{
+	note_id(user, row->id);
+	return OK;
+}
+
+/* Of jobs that ended behind the last mark etcd may not have heard before this daemon's last stop. */
+static void recall(struct cluster *c)
+{
+	int64_t since = journal_noted_ms(c->server->journal);
+
+	c->unmarked = true;
+	if (!since)
+		cluster_mark_noted(c);
+	else if (journal_read_ended(c->server->journal, since, NOTES_MAX / 2, on_ended, c)) {
+		log_err("jobs whose end etcd may lack cannot be read", "why", err_last()->text, NULL);
+		err_clear();
+	}
+}
+
+bool cluster_has_told(const struct cluster *c)
+{
+	return !c->notes || !cluster_is_in(c) || !c->settled;
 }
 
 /* ---- to etcd ---- */
@@ -522,6 +569,7 @@ void cluster_jobs_loaded(struct server *s)
 	if (!c)
 		return;
 	c->loaded = true;
+	recall(c);
 	if (cluster_is_in(c))
 		settle(c);
 	else
@@ -628,106 +676,6 @@ void cluster_records(struct cluster *c, const char *before, uint32_t limit, clus
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o]", range), json_array()), on_page, r);
 }
 
-/* ---- pruning ---- */
-
-typedef bool (*may_go_fn)(struct cluster *c, const json_t *row);
-
-struct pruning {
-	struct cluster *cluster;
-	const char *folder;
-	may_go_fn may_go;
-};
-
-static void on_pruned(void *, enum err, const json_t *)
-{
-	err_clear();
-}
-
-static void prune_page(struct cluster *c, const struct pruning *which, json_t *page);
-
-static void on_page_to_prune(void *user, enum err e, const json_t *answer)
-{
-	struct pruning p = *(struct pruning *)user;
-	struct cluster *c = p.cluster;
-	int64_t beyond = etcd_counted(answer, 0) - (int64_t)c->server->config->keep_jobs;
-	char prefix[CLUSTER_KEY_MAX], key[CLUSTER_KEY_MAX];
-	json_t *deletes = json_array();
-	const json_t *row;
-	size_t i;
-
-	mem_free(user);
-	cluster_key(c, p.folder, "", prefix);
-	json_array_foreach(etcd_rows(answer, 1), i, row) {
-		CLEANUP(buf_free) struct buf name = BUF_INIT(CLUSTER_KEY_MAX);
-		if (e || beyond <= 0)
-			break;
-		if ((p.may_go && !p.may_go(c, row)) || etcd_key(row, prefix, &name))
-			continue;
-		buf_putc(&name, '\0');
-		if (buf_status(&name) == OK) {
-			add(deletes, etcd_delete(cluster_key(c, p.folder, (const char *)name.p, key)));
-			beyond--;
-		}
-	}
-	err_clear();
-	if (json_array_size(deletes) == 0) {
-		json_decref(deletes);
-		if (!e && beyond > 0 && etcd_has_more(answer, 1)) /* none of this page may go: others behind it may */
-			prune_page(c, &p, etcd_range_behind(prefix, json_array_get(etcd_rows(answer, 1), i - 1), PRUNE_PAGE));
-		return;
-	}
-	if (beyond > 0)
-		c->prune_ms = 0; /* the next look goes on */
-	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), deletes, json_array()), on_pruned, NULL);
-}
-
-static void prune_page(struct cluster *c, const struct pruning *which, json_t *page)
-{
-	struct pruning *p = mem_sure(sizeof *p);
-	char prefix[CLUSTER_KEY_MAX];
-
-	*p = *which;
-	cluster_key(c, which->folder, "", prefix);
-	json_t *asked = json_pack("[o, o]", etcd_count(prefix), page);
-	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), asked, json_array()), on_page_to_prune, p);
-}
-
-/* Of a folder of etcd, the first keys beyond --keep-jobs go, in the order of first(). may_go: of a row; NULL: all may. */
-static void prune_folder(struct cluster *c, const char *folder, json_t *(*first)(const char *prefix, uint32_t limit), may_go_fn may_go)
-{
-	char prefix[CLUSTER_KEY_MAX];
-
-	prune_page(c, &(struct pruning){ c, folder, may_go }, first(cluster_key(c, folder, "", prefix), PRUNE_PAGE));
-}
-
-/* Jobs that have not ended stay, unless their node was forgotten. */
-static bool job_may_go(struct cluster *c, const json_t *row)
-{
-	CLEANUP(json_decrefp) json_t *value = NULL;
-
-	if (etcd_value(row, &value))
-		return false;
-	const char *state = jval_text(json_object_get(value, "job"), "state");
-	bool ended = strcmp(state, "succeeded") == 0 || strcmp(state, "failed") == 0 || strcmp(state, "cancelled") == 0;
-	return ended || !cluster_knows(c, jval_text(value, "node"));
-}
-
-/* Removes the oldest ended jobs from etcd. The first node that is not away prunes for the whole cluster. */
-static void prune(struct cluster *c)
-{
-	const char *first = NULL;
-
-	each(n, c->nodes.v, c->nodes.n)
-		if (!first && n->state != CLUSTER_AWAY)
-			first = n->name;
-	if (!first || strcmp(first, c->name) != 0 || clock_mono_ms() < c->prune_ms)
-		return;
-	c->prune_ms = clock_mono_ms() + PRUNE_MS;
-	prune_folder(c, "keys/", etcd_oldest, NULL); /* cluster_keys.c */
-	prune_folder(c, "withdrawn/", etcd_oldest, NULL); /* cluster_withdraw.c */
-	prune_folder(c, "jobs/", etcd_range, job_may_go);
-}
-
 /* ---- ---- */
 
 void cluster_jobs_looked(struct cluster *c)
@@ -743,7 +691,9 @@ void cluster_jobs_looked(struct cluster *c)
 		if (j->shared && !j->token && !j->held)
 			cluster_note_job(j);
 	pump(c);
-	prune(c);
+	if (clock_mono_ms() >= c->mark_ms)
+		cluster_mark_noted(c);
+	cluster_prune(c);
 }
 
 void cluster_jobs_free(struct cluster *c)

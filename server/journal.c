@@ -27,6 +27,7 @@ static const char *const change_sql[CHANGE_MAX] = {
 	[PRUNE_KEYS] = "DELETE FROM keys WHERE created_ms < ?1",
 	[PUT_WALL] = "INSERT OR REPLACE INTO meta VALUES('wall_ms', ?1)",
 	[PUT_CLUSTER] = "INSERT OR REPLACE INTO meta VALUES('cluster', ?1)",
+	[PUT_NOTED] = "INSERT OR REPLACE INTO meta VALUES('noted_ms', ?1)",
 	[PUT_SERVICE] = "UPDATE meta SET value = ?1 WHERE key = 'service_ms'",
 	[PUT_KEY] = "INSERT OR REPLACE INTO keys VALUES(?1,?2,?3,?4,?5,?6)",
 	[PUT_STATE_DICT] = "INSERT INTO state_dicts VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11) ON CONFLICT(name) DO UPDATE SET"
@@ -512,6 +513,16 @@ int64_t journal_cluster(const struct journal *j)
 void journal_put_cluster(struct journal_txn *t, int64_t cluster)
 {
 	journal_change(t, PUT_CLUSTER, "i", cluster);
+}
+
+int64_t journal_noted_ms(const struct journal *j)
+{
+	return j->noted_ms;
+}
+
+void journal_put_noted(struct journal_txn *t, int64_t service_ms)
+{
+	journal_change(t, PUT_NOTED, "i", service_ms);
 }
 
 int64_t journal_wall_ms(const struct journal *j)

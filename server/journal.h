@@ -42,6 +42,7 @@ uint64_t journal_id(const struct journal *j);        /* random, made with the fi
 uint64_t journal_digest(struct str body);            /* of a request's body; stable over builds */
 int64_t journal_service_ms(const struct journal *j); /* service time when it was last written */
 int64_t journal_cluster(const struct journal *j);    /* the cluster that this state directory belonged to at the start; 0: none */
+int64_t journal_noted_ms(const struct journal *j);   /* service time: jobs that ended before it are no news to the cluster; 0: not known */
 int64_t journal_wall_ms(const struct journal *j);    /* wall clock when service time was last written; 0: not known */
 
 struct journal_txn *journal_txn_new(struct journal *j);
@@ -69,6 +70,7 @@ void journal_put_plan(struct journal_txn *t, const char *id, struct str plan);
 void journal_prune(struct journal_txn *t, uint64_t keep, int64_t before_ms, int64_t keys_before_ms);
 void journal_put_service(struct journal_txn *t, int64_t service_ms);
 void journal_put_cluster(struct journal_txn *t, int64_t cluster);
+void journal_put_noted(struct journal_txn *t, int64_t service_ms);
 
 struct journal_key {
 	const char *scope;          /* "job", "state_dict" */
@@ -206,6 +208,8 @@ struct journal_filter {
 	struct str before_id;       /* n == 0: from the newest */
 };
 FALLIBLE enum err journal_read_unended(struct journal *j, journal_job_fn fn, void *user);   /* oldest first */
+/* The newest that ended in service time since_ms or later. */
+FALLIBLE enum err journal_read_ended(struct journal *j, int64_t since_ms, uint32_t limit, journal_job_fn fn, void *user);
 FALLIBLE enum err journal_read_newest_id(struct journal *j, char id_out[27]);               /* "" if there are no jobs */
 FALLIBLE enum err journal_read_job(struct journal *j, struct str id, journal_job_fn fn, void *user); /* no row: fn is not called */
 FALLIBLE enum err journal_read_jobs(struct journal *j, const struct journal_filter *f, uint32_t limit, journal_job_fn fn,

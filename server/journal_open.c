@@ -150,6 +150,7 @@ static FALLIBLE enum err read_meta(sqlite3 *db, struct journal *j, uint64_t *boo
 	TRY(ask_int(db, "SELECT value FROM meta WHERE key = 'service_ms'", &j->service_ms));
 	TRY(ask_int(db, "SELECT ifnull((SELECT value FROM meta WHERE key = 'wall_ms'), 0)", &j->wall_ms));
 	TRY(ask_int(db, "SELECT ifnull((SELECT value FROM meta WHERE key = 'cluster'), 0)", &j->cluster));
+	TRY(ask_int(db, "SELECT ifnull((SELECT value FROM meta WHERE key = 'noted_ms'), 0)", &j->noted_ms));
 	j->id = (uint64_t)id;
 	*boot_out = (uint64_t)boot;
 	return OK;

@@ -13,6 +13,7 @@
 
 static const char *const query_sql[QUERY_MAX] = {
 	[QUERY_UNENDED] = "SELECT " JOB_COLUMNS " FROM jobs WHERE ended = 0 ORDER BY id",
+	[QUERY_ENDED] = "SELECT " JOB_COLUMNS " FROM jobs WHERE ended = 1 AND finished_ms >= ?1 ORDER BY finished_ms DESC LIMIT ?2",
 	[QUERY_NEWEST_ID] = "SELECT id FROM jobs ORDER BY id DESC LIMIT 1",
 	[QUERY_JOB] = "SELECT " JOB_COLUMNS " FROM jobs WHERE id = ?1",
 	[QUERY_JOBS] = "SELECT " JOB_COLUMNS " FROM jobs WHERE (?1 = '' OR id < ?1) AND (?2 < 0 OR state = ?2)"
@@ -165,6 +166,11 @@ static enum err row_job(void *user, sqlite3_stmt *s)
 FALLIBLE enum err journal_read_unended(struct journal *j, journal_job_fn fn, void *user)
 {
 	return journal_ask(j, QUERY_UNENDED, row_job, &(struct call){ .job = fn, .user = user }, "");
+}
+
+FALLIBLE enum err journal_read_ended(struct journal *j, int64_t since_ms, uint32_t limit, journal_job_fn fn, void *user)
+{
+	return journal_ask(j, QUERY_ENDED, row_job, &(struct call){ .job = fn, .user = user }, "ii", since_ms, (int64_t)limit);
 }
 
 static enum err row_id(void *user, sqlite3_stmt *s)

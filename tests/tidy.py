@@ -102,6 +102,7 @@ ORDER = {
         job_all
         etcd
         cluster_forward cluster_images cluster_replicas cluster_withdraw cluster_take cluster_keys
+        cluster_prune
         cluster_jobs
         cluster_nodes cluster
         webhook_queue webhook

@@ -4,6 +4,7 @@ import socket
 
 import etcd
 import pytest
+from etcd_members import Line
 from test_cluster import cluster, held_job, own, pair, server  # noqa: F401
 
 import dcpd as lib
@@ -163,6 +164,29 @@ def test_only_nodes_speak_for_others(pair, server, tmp_path):
     ask(secret, read, "POST", "/v1/nodes/a:drain").problem("forbidden")
 
 
+def told(server, at, ids):
+    lib.wait_for(lambda: {f"{at}{i}" for i in ids} <= {k for k, v in server.keys(at).items() if v["job"]["state"] == "succeeded"}, 20,
+                 "etcd has their ends")
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_ends_that_etcd_did_not_hear_of_are_told_after_a_restart(cluster, server, tmp_path, end):  # noqa: F811
+    """Of a job that no other node may take over nothing else in etcd says that it is unfinished."""
+    line = Line(server.url)
+    try:
+        a = cluster("a", at=line.url)
+        a.sees(a="joined")
+        save(a, "run/step-1")
+        line.cut()
+        ids = [a.api.run("verify", source={"storage": "main", "name": "run/step-1"}, level="structure")["id"] for _ in range(25)]
+        a.kill() if end == "kill" else a.stop()
+        line.mend()
+        a.start()
+        told(server, f"/{tmp_path.name}/jobs/", ids)
+    finally:
+        line.close()
+
+
 def test_records_of_jobs_are_pruned_and_those_that_have_not_ended_stay(cluster, server, tmp_path):  # noqa: F811
     """--keep-jobs is for those of all nodes together; what waits for a node stays until the node is forgotten."""
     at = f"/{tmp_path.name}/jobs/"
@@ -174,13 +198,13 @@ def test_records_of_jobs_are_pruned_and_those_that_have_not_ended_stay(cluster, 
         server.put(f"{at}{job}", json.dumps({"node": "b", "job": {"id": job, "kind": "save", "state": "queued", "node": "b"}}))
     save(a, "run/step-1")
     ids = [a.api.run("verify", source={"storage": "main", "name": "run/step-1"}, level="structure")["id"] for _ in range(5)]
+    told(server, at, ids)
     a.stop()
     a.start()
     left = lib.wait_for(lambda: len(got := server.keys(at)) == 72 and sorted(got), 20, "the oldest ended ones are gone")
     assert left == [f"{at}{job}" for job in (*waiting, *ids[-2:])]
     a.ctl("forget", "b", check=True)
-    for _ in range(2):
-        a.api.run("verify", source={"storage": "main", "name": "run/step-1"}, level="structure")
+    told(server, at, [a.api.run("verify", source={"storage": "main", "name": "run/step-1"}, level="structure")["id"] for _ in range(2)])
     a.stop()
     a.start()
     lib.wait_for(lambda: not {k.removeprefix(at) for k in server.keys(at)} & set(waiting[:2]), 20, "nobody has them")
