@@ -70,11 +70,9 @@ static enum err transfer_stored(struct io_op *op)
 
 	if (op->kind == IO_FSYNC)
 		return ops->finish(at, true, "");
-	if (op->kind == IO_READ && ops->take) {
-		TRY(ops->take(*at, op->buf, op->bytes, op->offset, w->which, &w->digest));
-		w->hashed = w->which != 0;
-		return OK;
-	}
+	if (op->kind == IO_READ && ops->take)
+		return ops->take(*at, op->buf, op->bytes, op->offset, w->digest ? w->which : 0,
+				 wave_digest(&((struct slot *)op->user)->wave, w));
 	bounce = mem_alloc(op->bytes);
 	NEED(bounce, "no memory for a transfer");
 	if (op->kind == IO_READ) {
@@ -100,6 +98,8 @@ enum err exec_queue(struct slot *s, struct wave_op *op)
 	} else {
 		op->io.transfer = transfer_stored;
 		op->io.at = at;
+		if (op->which && at->store->ops->take)
+			TRY(wave_hash(&s->wave, op));
 	}
 	op->io.user = s;
 	TRY(vec_push(&x->queue, &place));

@@ -96,10 +96,11 @@ enum err exec_take_far(struct slot *s, uint64_t index)
 	struct run_src *src = &run->srcs[scan->src];
 	const struct wave_op *op = wave_op(&s->wave, sc->read);
 	const unsigned char *bytes = wave_data(&s->wave, sc->read);
-	struct digest got = op->digest;
+	const struct digest *known = wave_digest(&s->wave, op);
+	struct digest got = known ? *known : (struct digest){ 0 };
 	struct src_info *info;
 
-	if (!op->failed && !op->hashed)
+	if (!op->failed && !known)
 		digest_xxh3(bytes, scan->end - scan->begin, got.xxh3_128);
 	if (!op->failed && is_equal(exec_digest_of(run, scan), &got)) {
 		TRY(sources_info(&s->x->sources, scan->src, &info));

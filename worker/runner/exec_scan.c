@@ -622,8 +622,7 @@ static FALLIBLE enum err take_scan(struct slot *s, struct slot_scan *sc)
 	} else if (src->kind != RUN_SRC_RAW) {
 		TRY(sources_info(&s->x->sources, scan->src, &info));
 	}
-	const struct wave_op *op = wave_op(&s->wave, sc->read);
-	TRY(check_range(s, scan, info, bytes, op->hashed ? &op->digest : NULL));
+	TRY(check_range(s, scan, info, bytes, wave_digest(&s->wave, wave_op(&s->wave, sc->read))));
 	if (sc->bounced)
 		memcpy(sc->direct_at, bytes, scan->end - scan->begin);
 	else if (exec_fills(run) && info && !sc->direct)

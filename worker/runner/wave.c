@@ -11,7 +11,7 @@ void wave_begin(struct wave *w, unsigned char *memory, uint64_t bytes)
 	w->bytes = bytes;
 	w->pages = false;
 	w->used = w->range_count = 0;
-	w->reads.n = w->order.n = w->ops.n = 0;
+	w->reads.n = w->order.n = w->ops.n = w->digests.n = 0;
 }
 
 void wave_free(struct wave *w)
@@ -19,6 +19,7 @@ void wave_free(struct wave *w)
 	vec_free(&w->reads);
 	vec_free(&w->order);
 	vec_free(&w->ops);
+	vec_free(&w->digests);
 }
 
 /* The range that the read is a part of, or continues. NULL: none of the latest. */
@@ -132,6 +133,20 @@ enum err wave_plan(struct wave *w, void *user)
 	must(at <= w->bytes);
 	for (uint64_t i = 0; i < w->ops.n; i++)
 		w->read_bytes += w->ops.v[i].io.bytes - w->ops.v[i].io.slack;
+	return OK;
+}
+
+enum err wave_hash(struct wave *w, struct wave_op *op)
+{
+	uint64_t most = wave_digests_max(w->bytes);
+	struct digest *d;
+
+	if (w->digests.n == 0)
+		TRY(vec_reserve(&w->digests, most)); /* all at once: it must not move while reads are under way */
+	if (w->digests.n == most)
+		return OK;
+	TRY(vec_push(&w->digests, &d));
+	op->digest = (uint16_t)w->digests.n;
 	return OK;
 }
 
