@@ -167,6 +167,38 @@ static void test_cancel_waiting_and_lanes(void **state)
 	cancel(slow);
 }
 
+#define PART(name) "{'kind':'save','source':{'state_dict':'train','generation':7,'parts':[{'state_dict':'train','generation':7}]}," \
+		   "'target':{'storage':'main','name':'whole'},'hosts':{'id':'part-of-" name "','part':true}" FAKE("slow:60000") "}"
+
+static enum job_state state_of(const char *id)
+{
+	enum job_state st;
+
+	T_OK(job_state_of(t.s, str_of(id), &st));
+	return st;
+}
+
+/* The disk would rest while one part ends and the next begins. */
+static void test_two_parts_run_side_by_side(void **state)
+{
+	char parts[3][27], save[27];
+
+	(void)state;
+	t_job(&t, PART("rank-0"), parts[0]);
+	t_job_runs(&t, parts[0]);
+	t_job(&t, PART("rank-1"), parts[1]);
+	t_job_runs(&t, parts[1]);
+	t_job(&t, PART("rank-2"), parts[2]);
+	t_job(&t, SAVE("a", ""), save); /* in a lane of its own */
+	assert_int_equal(t_job_end(&t, save), JOB_SUCCEEDED);
+	assert_int_equal(state_of(parts[2]), JOB_QUEUED);
+	cancel(parts[0]);
+	t_job_runs(&t, parts[2]);
+	assert_int_equal(state_of(parts[1]), JOB_RUNNING);
+	cancel(parts[1]);
+	cancel(parts[2]);
+}
+
 static void check_attempts(const char *script, enum job_state want, int attempt, const char *code)
 {
 	char spec[512], id[27], name[32];
@@ -728,6 +760,7 @@ int main(void)
 		T(test_crashes),  T(test_failures), T(test_damage), T(test_list_of_large_records),      T(test_verdicts),
 		T(test_load_of_what_is_damaged), WITH(setup_stalls, test_stall), WITH(setup_lookups, test_lookup_hangs),
 		T(test_restart),  T(test_drain),    T(test_dry_run),	     T(test_cancel_waiting_and_lanes),
+		T(test_two_parts_run_side_by_side),
 		T(test_list),	  T(test_delete),   T(test_events),	     T(test_load_makes_state_dict),
 		T(test_idempotency), T(test_lookups_and_workers), T(test_other_build),
 	};

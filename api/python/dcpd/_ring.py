@@ -17,9 +17,11 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 
 from . import _copy, errors, image
 
-BYTES = 64 << 20          # of all ranks of a host, but for SHORT a rank: new pages are what a first save pays for
+BYTES = 128 << 20         # of all ranks of a host, but for SHORT a rank
+MOST = 64 << 20           # of a rank: new pages are what a first save pays for
 LEAST = 1 << 20           # dcpd's
-SHORT = 16 << 20          # four blocks of a file: less would starve the disk
+SHORT = 16 << 20          # of a rank: four blocks of a file; less would starve the disk
+FREE_TIMES = 8            # where less than so many times BYTES of shared memory is free, rings have half of it
 _RELEASED_AT = 64         # of the page behind the ring
 _ASK_AFTER, _ASK_EVERY = 0.3, 0.5  # seconds without room: is anybody there?
 _REST_MIN, _REST_MAX = 0.0001, 0.002
@@ -122,8 +124,18 @@ class Ring:
 
 def size_for(nbytes: int) -> int:
     """The ring of an image of so many bytes."""
-    share = max(BYTES // _copy.ranks_here() // image.PAGE * image.PAGE, min(BYTES, SHORT))
+    share = min(MOST, max(_of_host() // _copy.ranks_here() // image.PAGE * image.PAGE, min(BYTES, SHORT)))
     return max(LEAST, min(share, nbytes + -nbytes % image.PAGE))
+
+
+def _of_host() -> int:
+    """Bytes for the rings of all ranks of this host. A rank that comes last must find room, too."""
+    return BYTES if _free() >= FREE_TIMES * BYTES else BYTES // 2
+
+
+def _free() -> int:
+    s = os.statvfs(image.SHM)
+    return s.f_bavail * s.f_frsize
 
 
 def smaller(size: int) -> int:

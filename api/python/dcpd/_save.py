@@ -59,7 +59,7 @@ def save(state_dict: Any, checkpoint: _where.Target, *, overwrite: bool = False,
     neighbours: copy the snapshot into the memory of so many other nodes of the cluster, too (api/cluster.md): it is there, in most cases,
     before it is durable, and a load on a host that has lost it takes it from there. Fewer copies than that are a warning of the job's
     result, never an error. No ring is used then, either.
-    Otherwise the state dict goes through a ring of shared memory (64 MiB for all ranks of a host, 16 each at least) while it is written.
+    Otherwise the state dict goes through a ring of shared memory (128 MiB for all ranks of a host, 16 to 64 each) while it is written.
     slots: saves of this process that may be in flight, each with a ring, or, of async_save, a snapshot as large as the state
     dict; when_busy: "wait", "warn" (and wait) or "fail" when all are. progress: a progress bar on rank 0.
     timeout: seconds; the job goes on after it.
