@@ -10,7 +10,7 @@
 #include "server/state_dict.h"
 
 /* A client has this long, and so much more for each MiB: the slot waits for it. */
-enum { SEND_MS = 30000, SEND_MS_A_MIB = 1000 };
+enum { SEND_MS = 30000, SEND_MS_A_MIB = 1000, WAIT_MAX_S = 60 };
 
 static void set_time(struct req *r, uint64_t bytes)
 {
@@ -51,6 +51,18 @@ FALLIBLE enum err h_rank_image(struct req *r)
 	return tell_generation(r, &image);
 }
 
+/* `Prefer: wait=SECONDS` (RFC 7240): the caller would rather hear that they are being computed, and ask again. -1: it waits. */
+static int64_t prefers_wait(struct req *r)
+{
+	static const char word[] = "wait=";
+	const char *wish = req_head(r, "Prefer");
+	uint64_t s;
+
+	if (!wish || strncmp(wish, word, sizeof word - 1) != 0 || !str_to_u64(str_of(wish + sizeof word - 1), &s) || s > WAIT_MAX_S)
+		return -1;
+	return (int64_t)s * 1000;
+}
+
 static FALLIBLE enum err answer_digests(struct req *r, const struct state_dict_image *digests)
 {
 	int fd = fcntl(digests->fd, F_DUPFD_CLOEXEC, 0);
@@ -62,9 +74,21 @@ static FALLIBLE enum err answer_digests(struct req *r, const struct state_dict_i
 	return tell_generation(r, digests);
 }
 
+static FALLIBLE enum err answer_later(struct req *r)
+{
+	CLEANUP(buf_free) struct buf b = BUF_INIT(64);
+
+	err_clear();
+	buf_puts(&b, "{}");
+	return req_json(r, 202, &b);
+}
+
 static void on_digests(void *user, enum err e, const struct state_dict_image *digests)
 {
-	req_done(user, e ? e : answer_digests(user, digests));
+	if (e == ERR_TIMED_OUT && !digests && prefers_wait(user) >= 0)
+		req_done(user, answer_later(user));
+	else
+		req_done(user, e ? e : answer_digests(user, digests));
 }
 
 FALLIBLE enum err h_sdict_digests(struct req *r)
@@ -77,6 +101,6 @@ FALLIBLE enum err h_sdict_digests(struct req *r)
 		return ERR(VALIDATION_FAILED, "\"of\" is \"headers\", or is left out: then the digests of all bytes are sent");
 	TRY(begin(r));
 	req_hold(r);
-	state_dict_read_digests(r->reading, given, on_digests, r);
+	state_dict_read_digests(r->reading, given, prefers_wait(r), on_digests, r);
 	return OK;
 }

@@ -63,8 +63,11 @@ void cluster_ask_image(struct server *s, const struct ref *ref, const struct pri
 /* Asks all nodes for replicas of a checkpoint, or of a run's checkpoints (of->name), that `who` may read: fn hears
  * [{"node","state_dict","generation","job","uid","part","name","created_at"}], the newest save's first. */
 typedef void (*cluster_replicas_fn)(void *user, const json_t *list);
-void cluster_find_replicas(struct server *s, const struct ref *of, bool of_run, const struct principal *who, cluster_replicas_fn fn,
-			   void *user);
+struct cluster_search;             /* until fn was called */
+struct cluster_search *cluster_find_replicas(struct server *s, const struct ref *of, bool of_run, const struct principal *who,
+					     cluster_replicas_fn fn, void *user);
+/* The caller can do without copies: nodes that do not answer soon are waited for no longer. */
+void cluster_replicas_enough(struct cluster_search *search);
 
 /* The copies are to stand for their checkpoint no more, on all nodes: they are told until they know it, or when they are back. */
 struct replica_withdrawal;

@@ -22,6 +22,13 @@ struct cluster_node {
 	int64_t jobs;                /* that have not ended; -1: away */
 };
 
+/* A node that has not answered in time. */
+enum { CLUSTER_SILENT_MAX = 16 };
+struct cluster_silent {
+	char node[CLUSTER_NAME_MAX + 1];
+	int64_t until_ms;            /* monotone clock: taken for silent */
+};
+
 /* A caller that waits for a node's state. */
 struct cluster_wait {
 	struct cluster_wait *next;
@@ -72,6 +79,7 @@ struct cluster {
 	int64_t mark_ms;                        /* monotone clock: the next mark */
 	/* cluster_prune.c */
 	int64_t prune_ms;                       /* monotone clock: next */
+	struct cluster_silent silent[CLUSTER_SILENT_MAX];       /* cluster_replicas.c */
 	/* cluster_take.c */
 	struct cluster_taking *taking;          /* NULL: nothing is being taken over */
 	/* cluster_withdraw.c */

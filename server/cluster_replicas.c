@@ -1,19 +1,27 @@
 /* cluster_replicas.c: which nodes have copies of a checkpoint, or of those of a run, in their memory (neighbours.h). All that are here are
- * asked at once, this one too; their answers are short, so who is silent for ASK_MS has none: the storage has the checkpoint, or nobody. */
+ * asked at once, this one too; their answers are short, so who is silent for ASK_MS has none: the storage has the checkpoint, or nobody.
+ * A caller that has found the checkpoint elsewhere waits GRACE_MS at most, and not for nodes that were silent a moment ago. */
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/jtext.h"
 #include "base/jval.h"
+#include "base/list.h"
 #include "base/mem.h"
 #include "server/cluster_impl.h"
 #include "server/principal.h"
 #include "spec/ref.h"
 
-enum { ASK_MS = 3000, PATH_BYTES = 16 << 10, REPLICAS_MAX = 8 };
+enum { ASK_MS = 3000, GRACE_MS = 1000, SILENT_MS = 10000, PATH_BYTES = 16 << 10, REPLICAS_MAX = 8 };
 
-struct search {
+struct cluster_search {
 	struct server *server;
-	unsigned pending;
+	struct inquiry *inquiries;         /* under way */
+	bool begun;                        /* all are under way, or were */
+	bool enough;                       /* the caller waits no longer than it must */
+	bool told;
+	int64_t began_ms;                  /* monotone clock */
+	struct loop_timer *grace;
 	json_t *list;
 	cluster_replicas_fn fn;
 	void *user;
@@ -21,7 +29,9 @@ struct search {
 
 struct inquiry {
 	struct cluster_errand errand;      /* the first member */
-	struct search *search;
+	struct inquiry *next;
+	struct cluster_search *search;
+	bool was_silent;                   /* the node has not answered the last time */
 	struct buf path, caller;
 	const char *lines[2];
 };
@@ -34,18 +44,98 @@ static void inquiry_free(struct inquiry *q)
 	mem_free(q);
 }
 
-static void end_one(struct search *s)
+/* ---- nodes that do not answer ---- */
+
+static bool is_silent(const struct cluster *c, const char *node)
 {
-	if (--s->pending)
-		return;
-	s->fn(s->user, s->list);
-	json_decref(s->list);
-	mem_free(s);
+	for (int i = 0; i < CLUSTER_SILENT_MAX; i++)
+		if (strcmp(c->silent[i].node, node) == 0)
+			return clock_mono_ms() < c->silent[i].until_ms;
+	return false;
 }
 
-static void end_later(void *user, enum err)
+/* until_ms 0: it answers. */
+static void note_silent(struct cluster *c, const char *node, int64_t until_ms)
 {
-	end_one(user);
+	struct cluster_silent *at = &c->silent[0];
+
+	for (int i = 0; i < CLUSTER_SILENT_MAX; i++) {
+		struct cluster_silent *one = &c->silent[i];
+		if (strcmp(one->node, node) == 0) {
+			one->until_ms = until_ms;
+			return;
+		}
+		at = one->until_ms < at->until_ms ? one : at;
+	}
+	if (until_ms)
+		*at = (struct cluster_silent){ .until_ms = until_ms };
+	if (until_ms)
+		snprintf(at->node, sizeof at->node, "%s", node);
+}
+
+/* ---- a search ---- */
+
+static bool is_over(const struct cluster_search *s)
+{
+	if (!s->begun)
+		return false;
+	if (!s->inquiries || (s->enough && clock_mono_ms() - s->began_ms >= GRACE_MS))
+		return true;
+	for (const struct inquiry *q = s->inquiries; q; q = q->next)
+		if (!q->was_silent)
+			return false;
+	return s->enough;
+}
+
+/* Tells the caller once; the search itself ends with its last inquiry. */
+static void look(struct cluster_search *s)
+{
+	bool was_told = s->told;
+
+	if (is_over(s) && !was_told) {
+		s->told = true;
+		loop_timer_stop(&s->grace);
+		for (const struct inquiry *q = s->inquiries; q; q = q->next)
+			note_silent(s->server->cluster, q->errand.node, clock_mono_ms() + SILENT_MS);
+	}
+	bool tells = s->told && !was_told, ends = s->told && !s->inquiries;
+	json_t *list = json_incref(s->list);
+	cluster_replicas_fn fn = s->fn;
+	void *user = s->user;
+	if (ends) {
+		json_decref(s->list);
+		mem_free(s);
+	}
+	if (tells)
+		fn(user, list);
+	json_decref(list);
+}
+
+static void look_later(void *user, enum err)
+{
+	struct cluster_search *s = user;
+
+	s->begun = true;
+	look(s);
+}
+
+static void on_grace_over(void *user)
+{
+	struct cluster_search *s = user;
+
+	s->grace = NULL;
+	look(s);
+}
+
+void cluster_replicas_enough(struct cluster_search *s)
+{
+	int64_t left = s->began_ms + GRACE_MS - clock_mono_ms();
+	bool waits = false;
+
+	for (const struct inquiry *q = s->inquiries; q; q = q->next)
+		waits = waits || !q->was_silent;
+	s->enough = true;
+	loop_timer_start(s->server->loop, waits && left > 0 ? left : 0, on_grace_over, s, &s->grace);
 }
 
 void cluster_add_replica(json_t *list, const char *node, const json_t *record)
@@ -72,17 +162,21 @@ void cluster_add_replica(json_t *list, const char *node, const json_t *record)
 static void on_answer(struct cluster_errand *x, enum err e)
 {
 	struct inquiry *q = (struct inquiry *)x;
-	struct search *s = q->search;
+	struct cluster_search *s = q->search;
 	CLEANUP(json_decrefp) json_t *doc = NULL;
 	const json_t *one;
 	size_t i;
 
 	if (e || x->status != 200 || jtext_parse((struct str){ (const char *)x->answer.p, x->answer.len }, 0, &doc))
 		err_clear();
-	json_array_foreach(json_object_get(doc, "state_dicts"), i, one)
-		cluster_add_replica(s->list, x->node, one);
+	if (!s->told)
+		json_array_foreach(json_object_get(doc, "state_dicts"), i, one)
+			cluster_add_replica(s->list, x->node, one);
+	if (!e || e == ERR_CLUSTER_UNAVAILABLE)
+		note_silent(s->server->cluster, x->node, e ? clock_mono_ms() + SILENT_MS : 0);
+	list_remove(&s->inquiries, q);
 	inquiry_free(q);
-	end_one(s);
+	look(s);
 }
 
 void cluster_put_ref(struct buf *b, const struct ref *ref)
@@ -94,7 +188,7 @@ void cluster_put_ref(struct buf *b, const struct ref *ref)
 		buf_printf(b, "%%%02X", (unsigned char)ref->name.p[i]);
 }
 
-static FALLIBLE enum err inquire(struct search *s, const char *node, const struct ref *of, bool of_run, const struct principal *who)
+static FALLIBLE enum err inquire(struct cluster_search *s, const char *node, const struct ref *of, bool of_run, const struct principal *who)
 {
 	struct inquiry *q = mem_zalloc(1, sizeof *q);
 
@@ -118,20 +212,23 @@ static FALLIBLE enum err inquire(struct search *s, const char *node, const struc
 	q->errand.headers = q->lines;
 	q->errand.whole_ms = ASK_MS;
 	q->errand.fn = on_answer;
-	s->pending++;
+	q->was_silent = is_silent(s->server->cluster, node);
+	q->next = s->inquiries;
+	s->inquiries = q;
 	cluster_send(s->server->cluster, node, &q->errand);
 	return OK;
 }
 
-void cluster_find_replicas(struct server *server, const struct ref *of, bool of_run, const struct principal *who, cluster_replicas_fn fn,
-			   void *user)
+struct cluster_search *cluster_find_replicas(struct server *server, const struct ref *of, bool of_run, const struct principal *who,
+					     cluster_replicas_fn fn, void *user)
 {
 	const struct cluster *c = server->cluster;
-	struct search *s = mem_sure(sizeof *s);
+	struct cluster_search *s = mem_sure(sizeof *s);
 
-	*s = (struct search){ .server = server, .pending = 1, .list = json_array(), .fn = fn, .user = user };
+	*s = (struct cluster_search){ .server = server, .began_ms = clock_mono_ms(), .list = json_array(), .fn = fn, .user = user };
 	for (uint64_t i = 0; c && i < c->nodes.n; i++)
 		if (c->nodes.v[i].state != CLUSTER_AWAY && inquire(s, c->nodes.v[i].name, of, of_run, who))
 			err_clear();
-	loop_later(server->loop, end_later, s, OK);
+	loop_later(server->loop, look_later, s, OK);
+	return s;
 }

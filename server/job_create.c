@@ -37,9 +37,24 @@ struct creation {
 	char key[KEY_MAX + 1], node_key[KEY_MAX + 16], existing[JOB_ID_LEN + 1];
 	uint64_t digest;
 	bool keyed;                     /* in jobs->keys, by node_key */
+	struct cluster_search *search;  /* nodes are being asked for copies of the source; NULL: they are not */
+	struct found *found;            /* what the look at the source has found, until that is over; or why copies cannot be named */
+};
+
+struct found {
+	enum err e;
+	struct err_info info;
+	json_t *ok;
 };
 
 static void next(struct creation *c);
+
+static void found_free(struct found *f)
+{
+	if (f)
+		json_decref(f->ok);
+	mem_free(f);
+}
 
 static void finish(struct creation *c, enum err e)
 {
@@ -53,6 +68,7 @@ static void finish(struct creation *c, enum err e)
 	} else {
 		c->fn(c->user, e, e ? NULL : id, c->existing[0] != '\0');
 	}
+	found_free(c->found);
 	mem_free(c);
 }
 
@@ -223,9 +239,8 @@ static void serve_from_copy(struct creation *c, const json_t *copy)
 		next(c); /* once more, about the copy */
 }
 
-static void on_source(void *user, enum err e, const json_t *ok, int *)
+static void take_source(struct creation *c, enum err e, const json_t *ok)
 {
-	struct creation *c = user;
 	const char *what = json_string_value(json_object_get(ok, "what"));
 	bool leads = json_is_true(json_object_get(ok, "leads")); /* to a checkpoint, which the worker finds */
 
@@ -256,6 +271,59 @@ static void on_source(void *user, enum err e, const json_t *ok, int *)
 	if (c->step == SOURCE_A || !other_source(c))
 		c->step++;
 	next(c);
+}
+
+static void park(struct creation *c, enum err e, const json_t *ok)
+{
+	c->found = mem_sure(sizeof *c->found);
+	*c->found = (struct found){ e, *err_last(), json_incref((json_t *)(uintptr_t)ok) };
+}
+
+static void on_source(void *user, enum err e, const json_t *ok, int *)
+{
+	struct creation *c = user;
+
+	if (!c->search && c->found) {
+		err_restore(&c->found->info);
+		refuse(c, c->found->e);
+		return;
+	}
+	if (!c->search) {
+		take_source(c, e, ok);
+		return;
+	}
+	park(c, e, ok);
+	if (!e && strcmp(jval_text(ok, "what"), "none") != 0)
+		c->server->hooks->replicas_enough(c->search);
+}
+
+static void on_copies(void *user, const json_t *list)
+{
+	struct creation *c = user;
+	struct found *f = c->found;
+
+	c->search = NULL;
+	c->found = NULL;
+	c->job->copies = json_array_size(list) ? json_incref((json_t *)(uintptr_t)list) : NULL;
+	enum err e = c->job->copies ? job_spec_resolve(c->job) : OK;
+	if (e && f) {
+		refuse(c, e);
+	} else if (e) {
+		park(c, e, NULL);
+	} else if (f) {
+		err_restore(&f->info);
+		take_source(c, f->e, f->ok);
+	}
+	found_free(f);
+}
+
+/* Of a load, which may then take bytes from there. */
+static void ask_copies(struct creation *c)
+{
+	struct principal who = job_owner(c->job);
+
+	if (c->job->kind == JOB_LOAD && c->job->spec.source.kind == REF_CHECKPOINT && c->server->cluster)
+		c->search = c->server->hooks->find_replicas(c->server, &c->job->spec.source, false, &who, on_copies, c);
 }
 
 static void on_target(void *user, enum err e, const json_t *ok, int *)
@@ -409,30 +477,6 @@ static void ask_node(struct creation *c, const struct ref *ref)
 	c->server->hooks->ask_image(c->server, ref, &who, on_image, c);
 }
 
-static void on_copies(void *user, const json_t *list)
-{
-	struct creation *c = user;
-
-	c->job->copies = json_array_size(list) ? json_incref((json_t *)(uintptr_t)list) : NULL;
-	c->step++;
-	enum err e = c->job->copies ? job_spec_resolve(c->job) : OK;
-	if (e)
-		refuse(c, e);
-	else
-		next(c);
-}
-
-/* Of a load, which may then take bytes from there. */
-static bool ask_copies(struct creation *c)
-{
-	struct principal who = job_owner(c->job);
-
-	if (c->job->kind != JOB_LOAD || c->job->spec.source.kind != REF_CHECKPOINT || !c->server->cluster)
-		return false;
-	c->server->hooks->find_replicas(c->server, &c->job->spec.source, false, &who, on_copies, c);
-	return true;
-}
-
 static bool ask_step(struct creation *c)
 {
 	struct job *j = c->job;
@@ -447,7 +491,8 @@ static bool ask_step(struct creation *c)
 
 	switch (c->step) {
 	case COPIES:
-		return ask_copies(c);
+		ask_copies(c);
+		return false;
 	case SOURCE_A:
 		if (source->kind == REF_CHECKPOINT)
 			ask(c, "exists", source, on_source);

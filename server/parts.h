@@ -28,8 +28,9 @@ struct server_hooks {
 	/* cluster_jobs.c: other nodes should know the job's record as it is now. */
 	void (*job_noted)(const struct job *j);
 	/* cluster_replicas.c: which nodes have copies of a checkpoint, or of a run's, in their memory. */
-	void (*find_replicas)(struct server *s, const struct ref *of, bool of_run, const struct principal *who,
-			      void (*fn)(void *user, const json_t *list), void *user);
+	struct cluster_search *(*find_replicas)(struct server *s, const struct ref *of, bool of_run, const struct principal *who,
+						void (*fn)(void *user, const json_t *list), void *user);
+	void (*replicas_enough)(struct cluster_search *search);
 	/* cluster_forward.c: the node's lease is over, or nobody knows it. */
 	bool (*is_away)(const struct server *s, const char *node);
 	/* neighbours.c: the job's generation is sealed, and its row in the journal. */

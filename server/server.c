@@ -143,7 +143,8 @@ static enum err may_commit(const struct job *j)
 static const struct server_hooks hooks = { .job_ended = on_job_ended, .happens = on_happens, .may_commit = may_commit,
 					    .job_noted = cluster_note_job, .confirm = cluster_confirm, .jobs_loaded = cluster_jobs_loaded,
 					    .node_storage = cluster_storage, .ask_image = cluster_ask_image,
-					    .find_replicas = cluster_find_replicas, .is_away = cluster_is_away,
+					    .find_replicas = cluster_find_replicas,
+					    .replicas_enough = cluster_replicas_enough, .is_away = cluster_is_away,
 					    .snapshotted = neighbours_snapshotted,
 					    .spread_start = spread_start, .spread_meet = spread_meet };
 

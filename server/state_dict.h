@@ -192,9 +192,10 @@ struct state_dict_image {
 /* A rank's image: out->fd is the caller's. */
 FALLIBLE enum err state_dict_read_image(const struct state_dict_reading *g, int64_t rank, struct state_dict_image *out);
 /* The manifest of all images, as query/lookup_digests.c makes it, which reads all bytes, unless headers_only; its fd is borrowed. The
- * reading must last until fn was called. */
+ * reading must last until fn was called. ERR_TIMED_OUT: they are not there after wait_ms (< 0: no limit), and still being computed. */
 typedef void (*state_dict_digests_fn)(void *user, enum err e, const struct state_dict_image *digests);
-void state_dict_read_digests(struct state_dict_reading *g, bool headers_only, state_dict_digests_fn fn, void *user);
+void state_dict_read_digests(struct state_dict_reading *g, bool headers_only, int64_t wait_ms, state_dict_digests_fn fn,
+			     void *user);
 
 /* A job may be made before its generation is sealed. fn is told of each seal (NEWS_MORE); that all ranks are filling or sealed, with the
  * use, which is the receiver's (NEWS_FILLING); and in the end that all ranks have sealed, with the use unless it was given before, or with

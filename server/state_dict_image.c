@@ -18,6 +18,8 @@ enum { READINGS_MAX = 256, READERS_MAX = 1024, LINGER_MS = 5000, ID_BYTES = 16 }
 
 struct waiter {
 	struct waiter *next;
+	struct digests *of;
+	struct loop_timer *over;       /* NULL: it waits until they are there */
 	state_dict_digests_fn fn;
 	void *user;
 };
@@ -26,7 +28,8 @@ struct waiter {
 struct digests {
 	struct state_dict_reading *of;
 	struct waiter *waiters;
-	int fd;                        /* -1: nobody has asked */
+	bool asked;                    /* a worker computes them */
+	int fd;                        /* -1: they are not there */
 	uint64_t bytes, room;          /* room: of unread.h, taken for the memfd */
 };
 
@@ -59,6 +62,10 @@ static void make_etag(const struct state_dict_use *use, char out[STATE_DICT_ETAG
 
 static void digests_drop(struct digests *d)
 {
+	list_each(w, d->waiters) { /* the daemon ends */
+		loop_timer_stop(&w->over);
+		mem_free(w);
+	}
 	unread_give(d->of->all->parts.unread, d->room);
 	fs_drop(&d->fd);
 }
@@ -192,8 +199,8 @@ static void yield_now(void *user, enum err)
 
 	sd->feed->yields = false;
 	list_each(g, sd->all->readings)
-		if (!sd->dead && !g->gave_way && g->use->owner == sd && g->use->generation < newest && !g->all_bytes.waiters &&
-		    !g->headers.waiters && holds_alone(g))
+		if (!sd->dead && !g->gave_way && g->use->owner == sd && g->use->generation < newest && !g->all_bytes.asked &&
+		    !g->headers.asked && holds_alone(g))
 			give_way(g);
 	state_dict_unref(sd);
 }
@@ -217,7 +224,9 @@ static void tell(struct digests *d, enum err e)
 	const struct state_dict_image digests = { .fd = d->fd, .bytes = d->bytes, .generation = g->use->generation, .etag = g->etag };
 
 	d->waiters = NULL;
+	d->asked = false;
 	list_each(w, first) {
+		loop_timer_stop(&w->over);
 		err_restore(&info);
 		w->fn(w->user, e, e ? NULL : &digests);
 		mem_free(w);
@@ -246,16 +255,28 @@ static void tell_later(void *user, enum err e)
 	tell(user, e);
 }
 
-void state_dict_read_digests(struct state_dict_reading *g, bool headers_only, state_dict_digests_fn fn, void *user)
+/* The computation goes on: whoever asks again finds it further on, or done. */
+static void on_wait_over(void *user)
+{
+	struct waiter w = *(struct waiter *)user;
+
+	list_remove(&w.of->waiters, (struct waiter *)user);
+	mem_free(user);
+	w.fn(w.user, ERR(TIMED_OUT, "the digests are still being computed"), NULL);
+}
+
+void state_dict_read_digests(struct state_dict_reading *g, bool headers_only, int64_t wait_ms, state_dict_digests_fn fn, void *user)
 {
 	struct digests *d = headers_only ? &g->headers : &g->all_bytes;
 	struct waiter *w = mem_sure(sizeof *w);
-	bool asked = d->waiters;
 
-	*w = (struct waiter){ d->waiters, fn, user };
+	*w = (struct waiter){ .next = d->waiters, .of = d, .fn = fn, .user = user };
 	d->waiters = w;
-	if (asked)
+	if (wait_ms >= 0 && d->fd < 0)
+		loop_timer_start(g->all->parts.loop, wait_ms, on_wait_over, w, &w->over);
+	if (d->asked)
 		return;
+	d->asked = true;
 	g->readers++;
 	json_t *more = json_pack("{s:s, s:b}", "op", "digests", "headers_only", headers_only);
 	if (d->fd >= 0 || !more)

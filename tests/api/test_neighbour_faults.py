@@ -2,11 +2,12 @@
 publication. Who receives has all of it in the end, or nothing of it."""
 import re
 import threading
+import time
 
 import pytest
 from test_cluster import cluster, pair, server  # noqa: F401
 from test_cluster_images import Proxy
-from test_neighbours import ALL, BUDGET, PART, held, large, load, replicas, settled  # noqa: F401
+from test_neighbours import ALL, BUDGET, PART, held, large, load, paused, replicas, settled  # noqa: F401
 from test_publish import arrives, publish, put, record, take, version
 from test_publish_nodes import follow
 
@@ -87,6 +88,19 @@ def test_a_neighbour_that_says_nothing_when_it_is_opened_costs_no_more(held, bet
     assert len([path for path, _ in proxy.asked if "/digests" in path]) == 1
 
 
+def test_a_node_that_hangs_keeps_loads_of_what_the_storage_has_waiting_once_at_most(cluster):  # noqa: F811
+    """Its lease is not over, and its answer is awaited for three seconds where nothing else is known."""
+    a, b = cluster("a", "b", ttl="60s")
+    a.sees(a="joined", b="joined")
+    a.put("train", large())
+    a.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run/step-1"})
+    loads, limit = 15, 30
+    with paused(b):
+        end = time.monotonic() + limit
+        done = [load(a, {"storage": "main", "name": "run/step-1"}) for _ in range(loads) if time.monotonic() < end]
+    assert len(done) == loads, "each has waited"
+
+
 def test_a_restore_reads_headers_of_a_copy_and_has_none_of_its_bytes_hashed_first(held, between):  # noqa: F811
     """All digests of a large copy take its node longer than the restore."""
     a, b, c, source = held
@@ -95,6 +109,34 @@ def test_a_restore_reads_headers_of_a_copy_and_has_none_of_its_bytes_hashed_firs
     assert load(c, source)["bytes_from_neighbours"] == ALL
     asked = [path for path, _ in proxy.asked if "/digests" in path]
     assert asked and all("of=headers" in path for path in asked), asked
+
+
+def test_a_copy_waits_for_its_nodes_digests_as_long_as_they_are_being_computed(cluster, between):  # noqa: F811
+    a, b = cluster("a", "b", args=BUDGET)
+    a.sees(a="joined", b="joined")
+    proxy, later = between(a, b), []
+
+    def change(path, *answer):
+        if "/digests" not in path or len(later) == 8:
+            return answer
+        later.append(path)
+        return 202, {"Content-Type": "application/json", "Content-Length": "2"}, b"{}"
+
+    proxy.change = change
+    a.put("train", large())
+    job = a.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run/step-1"}, options={"neighbours": 1})
+    assert settled(a, job)["replicas"][0]["state"] == "held" and len(later) == 8
+    assert all(heads.get("Prefer") == "wait=5" for path, heads in proxy.asked if "/digests" in path)
+
+
+def test_who_prefers_not_to_wait_hears_that_digests_are_being_computed(d):
+    name = lib.fresh()
+    d.put(name, large())
+    path = f"/v1/state-dicts/{name}/digests"
+    assert d.api.get(path, headers={"Prefer": "wait=0"}).status == 202
+    lib.wait_for(lambda: d.api.get(path, headers={"Prefer": "wait=1"}).status == 200, 20)
+    assert d.api.get(path, headers={"Prefer": "wait=forever"}).status == 200
+    d.drop(name)
 
 
 def whole_or_nothing(node, images):

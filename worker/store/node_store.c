@@ -1,5 +1,8 @@
 /* node_store.c: see node_store.h. Requests are repeated for a while: a node that is restarted, or is busy, answers again soon. Those for a
- * copy are not, unless a connection broke: a node that is silent must not cost more than reading from the storage does. */
+ * copy are not, unless a connection broke: a node that is silent must not cost more than reading from the storage does.
+ *
+ * A node takes as long to hash a generation as it is large, and says every few seconds that it is at it (202): a request has no limit then
+ * but the node's own, which ends what makes no progress. */
 #include "store/node_store.h"
 
 #include <dirent.h>
@@ -19,8 +22,8 @@
 #include "store/s3_http.h"
 
 enum { HANDLES_MAX = 1 << 16, PATH_BYTES = 512, URL_BYTES = 2048, DIGESTS_MAX = 256 << 20, WORDS_MAX = 16 << 10, CONNECTIONS = 32,
-       CONNECT_MS = 1000, STALL_MS = 10000, CALL_MS = 30000, COPY_STALL_MS = 2000, TRIES = 5, COPY_TRIES = 2, PAUSE_MS = 100, DEPTH = 3,
-       CA_MAX = 4 << 20 };
+       CONNECT_MS = 1000, STALL_MS = 10000, CALL_MS = 30000, COPY_STALL_MS = 2000, WAIT_S = 5, TRIES = 5, COPY_TRIES = 2,
+       PAUSE_MS = 100, DEPTH = 3, CA_MAX = 4 << 20 };
 
 /* A generation: its digests, which say which files there are. */
 struct node_folder {
@@ -152,20 +155,27 @@ static enum err refused(const struct ask *k, const struct buf *text)
 static enum err try(struct ask *k, int64_t deadline_ms, const char *url, bool *again)
 {
 	struct str caller, name, generation;
-	char range[96], who[64];
+	char range[96], who[64], prefer[16];
 	CLEANUP(buf_free) struct buf words = BUF_INIT(WORDS_MAX);
 	struct digest_stream stream;
-	bool copy = is_copy(k->path);
+	bool copy = is_copy(k->path), is_hashed = !copy && !k->into;
 	enum s3_outcome outcome;
+	uint32_t count = 2;
 
 	digest_begin_one(&stream, k->which);
 	TRY(split(k->path, &caller, &name, &generation));
 	bool admin = caller.n && caller.p[caller.n - 1] == 'a';
 	snprintf(who, sizeof who, "%.*s 1 %d -", (int)(caller.n - admin), caller.p, admin);
+	snprintf(prefer, sizeof prefer, "wait=%d", WAIT_S);
 	snprintf(range, sizeof range, "bytes=%ju-%ju", (uintmax_t)k->offset, (uintmax_t)(k->offset + k->n - 1));
-	const struct s3_pair headers[] = { { "Authorization", k->own->authorization }, { "Dcpd-Caller", who },
-					   { k->if_range ? "If-Range" : "If-None-Match", k->etag }, { "Range", range } };
-	struct s3_exchange x = { .verb = "GET", .url = url, .headers = headers, .header_count = k->if_range ? 4 : k->etag ? 3 : 2,
+	struct s3_pair headers[5] = { { "Authorization", k->own->authorization }, { "Dcpd-Caller", who } };
+	if (k->etag)
+		headers[count++] = (struct s3_pair){ k->if_range ? "If-Range" : "If-None-Match", k->etag };
+	if (k->if_range)
+		headers[count++] = (struct s3_pair){ "Range", range };
+	if (is_hashed)
+		headers[count++] = (struct s3_pair){ "Prefer", prefer };
+	struct s3_exchange x = { .verb = "GET", .url = url, .headers = headers, .header_count = count,
 				 .deadline_ms = deadline_ms, .stall_ms = copy ? COPY_STALL_MS : 0, .into = k->into, .into_bytes = k->n,
 				 .digest = k->which ? &stream : NULL, .text = k->into ? &words : k->text, .begin = check_range,
 				 .user = k };
@@ -222,8 +232,8 @@ static FALLIBLE enum err ask(struct ask *k)
 	enum err e = OK;
 
 	TRY(url_of(k, url));
-	for (uint32_t i = 0, most = is_copy(k->path) ? COPY_TRIES : TRIES; i < most && again; i++) {
-		if (i)
+	for (uint32_t i = 0, most = is_copy(k->path) ? COPY_TRIES : TRIES; i < most && again; i += k->status != 202) {
+		if (i || k->status == 202)
 			usleep((useconds_t)(PAUSE_MS << i) * 1000);
 		if (clock_mono_ms() >= deadline_ms)
 			break;
@@ -231,8 +241,10 @@ static FALLIBLE enum err ask(struct ask *k)
 		if (k->text && !k->into)
 			k->text->len = 0;
 		e = try(k, deadline_ms, url, &again);
-		if (!e)
+		if (!e && k->status != 202)
 			return OK;
+		again = again || !e;
+		deadline_ms = e ? deadline_ms : clock_mono_ms() + CALL_MS;
 	}
 	return as_node(e);
 }
