@@ -1,6 +1,8 @@
 """Loads by several nodes over a connection that damages, cuts or holds up what goes through it: every node has the checkpoint's bytes, and
 says who is to blame."""
 import base64
+import ctypes
+import ctypes.util
 import json
 import socket
 import struct
@@ -16,12 +18,26 @@ import dcpd as lib
 
 HEAD, CHALLENGE, WELCOME = 128, 64, 32            # bytes of a frame's head, and of what comes before the first frame
 PAYLOAD = 64 << 10                                # bodies of this size are a tensor's bytes
+_xxhash = ctypes.CDLL(ctypes.util.find_library("xxhash") or "libxxhash.so.0")
+_xxhash.XXH3_64bits.restype = ctypes.c_uint64
+_xxhash.XXH3_64bits.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+
+
+def xxh3(data):
+    return struct.pack("<Q", _xxhash.XXH3_64bits(data, len(data)))
 
 
 def flipped(head, body):
     """A bit that the network turns over."""
     middle = len(body) // 2
     return head + body[:middle] + bytes([body[middle] ^ 4]) + body[middle + 1 :]
+
+
+def forged(head, body):
+    """Other bytes than the checkpoint's in a sound frame: the sender's memory is at fault."""
+    body = flipped(b"", body)
+    head = head[: HEAD - 16] + xxh3(body)
+    return head + xxh3(head) + body
 
 
 class Wire:
@@ -139,3 +155,14 @@ def test_a_connection_that_fails_in_the_middle_is_named_and_the_rest_comes_from_
     for node, job in loads(wired, act):
         (warning,) = warnings(job)
         assert why in warning and ('"a"' in warning or '"c"' in warning), f"{node.name}: {warning}"
+
+
+def test_other_bytes_than_the_checkpoints_are_named_and_read_from_the_storage(wired):
+    """Their frame is sound: the manifest's digest finds them."""
+    for node, job in loads(wired, forged):
+        if node.name != "c":
+            assert not warnings(job), warnings(job)
+            continue
+        (warning,) = warnings(job)
+        assert '"a"' in warning and ".distcp" in warning, warning
+        assert job["result"]["spread"]["bytes_from_nodes"] > 0

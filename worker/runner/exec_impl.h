@@ -26,7 +26,8 @@ struct slot_scan {
 	uint32_t read;
 	bool whole_item, direct, skip;
 	bool far;                      /* the entry's bytes come from another node's memory (memory.h) */
-	bool again;                    /* a far entry's bytes were not the checkpoint's: another entry of this scan reads the file */
+	bool again;                    /* the entry's bytes were not the checkpoint's: another entry of this scan reads the file */
+	bool doubted;                  /* … this one */
 	bool bounced;                  /* direct, and read to the wave's memory first */
 	unsigned char *direct_at;
 	unsigned char *gathered;       /* RUN_STATS: the elements of a source that lie in no row, once they are read; else NULL */
@@ -129,6 +130,8 @@ FALLIBLE enum err exec_scatter(struct slot *s, const struct run_scan *scan, cons
 FALLIBLE enum err exec_take_memory(struct slot *s, struct slot_scan *sc, const struct src_info *info, bool *done_out, bool *full_out);
 /* The wave of a scan that is `far` is over. What has not come gets an entry anew. */
 FALLIBLE enum err exec_take_far(struct slot *s, uint64_t index);
+/* Taking a scan's bytes ended with e. If other hosts sent them (spread.h), the scan gets an entry anew, which reads the file: OK. */
+FALLIBLE enum err exec_doubt(struct slot *s, uint64_t index, enum err e);
 
 /* exec_share.c. The block's digests are known: sets sb->shared if it need not be written (now). */
 FALLIBLE enum err exec_share_block(struct slot *s, struct slot_block *sb);

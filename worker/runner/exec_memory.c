@@ -1,9 +1,11 @@
-/* exec_memory.c: scans whose bytes still lie in memory (memory.h), of this host or of another node: taken from there if they prove equal to
- * the checkpoint's, else from the file.
+/* exec_memory.c: scans whose bytes still lie in memory (memory.h), of this host or of another node, or are sent by hosts that load, too
+ * (spread.h): taken from there if they prove equal to the checkpoint's, else from the file.
  *
  * This host's are copied at once. Another node's come with the wave, many at a time, straight to their place where they have one, and are
  * hashed as they come; what does not come, or is other bytes, is read from its file in the next wave. */
 #include "runner/exec_impl.h"
+#include "runner/spread.h"
+#include "store/checked.h"
 
 /* Bytes of a segment are compared at all times: nothing keeps its owner from writing there. */
 static bool is_equal(const struct block_digest *want, const struct digest *got)
@@ -88,10 +90,32 @@ enum err exec_take_memory(struct slot *s, struct slot_scan *sc, const struct src
 	return use_memory(s, sc, info, s->in, &run->head->memory_bytes);
 }
 
+static FALLIBLE enum err read_file(struct slot *s, uint64_t index)
+{
+	struct slot_scan *sc = &s->scans.v[index], *again;
+	struct slot_scan next = { .scan = sc->scan, .doubted = true };
+
+	sc->skip = sc->again = true;
+	TRY(vec_push(&s->scans, &again));
+	*again = next;
+	return OK;
+}
+
+enum err exec_doubt(struct slot *s, uint64_t index, enum err e)
+{
+	const struct slot_scan *sc = &s->scans.v[index];
+	const struct wave_read *r = sc->read < s->wave.reads.n ? &s->wave.reads.v[sc->read] : NULL;
+
+	if (!e || !r || sc->doubted || !checked_is_damage(e) || !spread_doubt(s->x->run, r->file, r->offset, r->offset + r->bytes))
+		return e;
+	err_clear();
+	return read_file(s, index);
+}
+
 enum err exec_take_far(struct slot *s, uint64_t index)
 {
 	struct run *run = s->x->run;
-	struct slot_scan *sc = &s->scans.v[index], *again;
+	struct slot_scan *sc = &s->scans.v[index];
 	struct run_scan *scan = &run->scans[sc->scan];
 	struct run_src *src = &run->srcs[scan->src];
 	const struct wave_op *op = wave_op(&s->wave, sc->read);
@@ -107,9 +131,5 @@ enum err exec_take_far(struct slot *s, uint64_t index)
 		return use_memory(s, sc, info, bytes, &run->head->neighbour_bytes);
 	}
 	atomic_store(&src->memory_lost, 1);
-	sc->skip = sc->again = true;
-	struct slot_scan next = { .scan = sc->scan };
-	TRY(vec_push(&s->scans, &again));
-	*again = next;
-	return OK;
+	return read_file(s, index);
 }

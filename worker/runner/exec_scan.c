@@ -572,7 +572,7 @@ static enum err fill_wave(struct slot *s)
 	while (s->next_scan < s->scans.n && !full) {
 		struct slot_scan *sc = &s->scans.v[s->next_scan];
 		uint64_t scan = sc->scan;
-		*sc = (struct slot_scan){ .scan = scan };
+		*sc = (struct slot_scan){ .scan = scan, .doubted = sc->doubted };
 		TRY(add_scan(s, sc, &full));
 		if (!full)
 			s->next_scan++;
@@ -636,7 +636,7 @@ static enum err take_wave(struct slot *s)
 		struct slot_scan *sc = &s->scans.v[i];
 		if (i >= s->next_scan || sc->skip || sc->read == UINT32_MAX)
 			continue;
-		TRY(sc->far ? exec_take_far(s, i) : take_scan(s, sc));
+		TRY(sc->far ? exec_take_far(s, i) : exec_doubt(s, i, take_scan(s, sc)));
 		s->scans.v[i].read = UINT32_MAX;
 	}
 	return OK;

@@ -260,6 +260,7 @@ struct run_spread_unit {
 	uint64_t at;                   /* in its window */
 	uint32_t file, window;
 	bool own;                      /* this host reads the unit */
+	bool doubted;                  /* its bytes were not the checkpoint's: under the lock of struct spread_shared */
 };
 
 /* Units that are in memory together. */

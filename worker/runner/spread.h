@@ -39,9 +39,9 @@ struct spread_range {
 /* A unit that at least two hosts need. */
 struct spread_unit {
 	uint64_t file, number;
-	uint64_t lo, hi;               /* the needed bytes of the unit, as offsets in the file */
+	uint64_t lo, hi;               /* the needed pages of the unit, as offsets in the file */
 	uint64_t needers;              /* bit h: host h */
-	uint64_t at;                   /* offset of the unit in its window */
+	uint64_t at;                   /* offset of the unit in its window, of whole pages: O_DIRECT reads there */
 	uint32_t window, owner;
 };
 
@@ -79,11 +79,15 @@ enum spread_state { SPREAD_COMING, SPREAD_HERE, SPREAD_OVER };
 /* The beginning of the run's room (run.h); windows follow on a page of their own. */
 struct spread_shared {
 	pthread_mutex_t lock;
-	pthread_cond_t change;         /* signals a change of a window's state or of a member below */
+	pthread_cond_t came;           /* signals reads that a window is here, or will not come */
+	pthread_cond_t change;         /* signals the leader's threads that a window was taken, or a unit read */
 	uint64_t widest;
 	uint64_t taken;                /* scans that were served: counts up */
 	uint32_t waiting;              /* reads for windows that are not here yet */
 	bool broken;                   /* no window will come any more */
+	bool doubted;                  /* other hosts' bytes [doubted_lo, doubted_hi) of doubted_file were not the checkpoint's */
+	uint32_t doubted_file;
+	uint64_t doubted_lo, doubted_hi;
 	_Atomic uint64_t served_bytes; /* bytes that reads took from windows */
 	_Atomic uint64_t node_bytes, own_bytes;        /* bytes of windows: from other hosts; read by this host for all */
 };
@@ -105,5 +109,8 @@ void spread_each_window(const struct run_spread_unit *units, uint64_t n, uint32_
 			void (*fn)(void *user, uint32_t window), void *user);
 /* The scan's bytes were taken: nobody in this gang needs them any more. */
 void spread_taken(struct run *run, uint64_t scan);
-/* Waits for a change, WAIT_MS at most; the caller holds the lock. */
-void spread_wait(struct spread_shared *s);
+/* The bytes [lo, hi) of the file, as they were served, are not the checkpoint's. True: other hosts sent some of them; from now on they are
+ * read from the storage. */
+bool spread_doubt(struct run *run, uint32_t file, uint64_t lo, uint64_t hi);
+/* Waits for a signal, WAIT_MS at most; the caller holds the lock. */
+void spread_wait(struct spread_shared *s, pthread_cond_t *signal);

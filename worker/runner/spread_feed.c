@@ -10,10 +10,11 @@
 #include "base/clock.h"
 #include "base/num.h"
 #include "comm/comm.h"
+#include "os/fs.h"
 #include "runner/spread.h"
 #include "session/group.h"
 
-enum { READERS = 4, STALL_MS = 1000,
+enum { READERS = 4, STALL_MS = 1000, PAGE = 4096,
        MESSAGES_MAX = SPREAD_WINDOW_UNITS * SPREAD_HOSTS_MAX * (SPREAD_UNIT / COMM_BLOCK_MAX) };
 
 /* Every host tells the others a greeting at the beginning and a farewell at the end. */
@@ -40,6 +41,7 @@ struct spread {
 	uint64_t next_unit;            /* of the plan: the next one that a reader looks at */
 	pthread_t readers[READERS], feeder;
 	uint32_t reader_count;
+	bool past_cache;               /* units that are not in the page cache are read past it */
 	bool feeds, fed;               /* the feeder runs; has ended */
 	_Atomic bool stop;
 	enum err failed;               /* why windows ended before their time, with its details */
@@ -199,7 +201,7 @@ static enum err count_span(void *user, uint32_t file, uint64_t lo, uint64_t hi)
 	return OK;
 }
 
-static FALLIBLE enum err build_tables(const struct spread *s, struct run_build *b, const uint32_t *keys)
+static FALLIBLE enum err build_tables(struct spread *s, struct run_build *b, const uint32_t *keys)
 {
 	struct run_spread_unit *unit;
 
@@ -216,6 +218,7 @@ static FALLIBLE enum err build_tables(const struct spread *s, struct run_build *
 	if (b->spread_units.n)
 		qsort(b->spread_units.v, b->spread_units.n, sizeof *b->spread_units.v, by_place);
 	TRY(each_span(b, keys, count_span, b));
+	s->past_cache = b->opts.past_cache;
 	b->opts.past_cache = b->opts.past_cache && !b->spread_units.n;
 	b->room = spread_room(&s->plan);
 	return OK;
@@ -334,7 +337,7 @@ static bool wait_for_slot(struct spread *s, uint64_t window)
 			before->state = SPREAD_OVER;
 			pthread_cond_broadcast(&sh->change);
 		} else {
-			spread_wait(sh);
+			spread_wait(sh, &sh->change);
 		}
 	}
 	return !over(s);
@@ -350,8 +353,26 @@ static void fail(struct spread *s, enum err e)
 		s->failure = *err_last();
 	}
 	sh->broken = true;
+	pthread_cond_broadcast(&sh->came);
 	pthread_cond_broadcast(&sh->change);
 	pthread_mutex_unlock(&sh->lock);
+}
+
+/* Reads whole pages past the page cache, if they are not in it. *done_out: bytes that were read. */
+static FALLIBLE enum err read_past_cache(struct spread *s, struct store_at at, int direct, const struct spread_unit *u, uint64_t *done_out)
+{
+	uint64_t n = (u->hi - u->lo) & ~(uint64_t)(PAGE - 1);
+
+	*done_out = 0;
+	if (direct < 0 || !n || fs_cached(store_fd(at), u->lo, u->hi - u->lo) != FS_NOT_CACHED)
+		return OK;
+	enum err e = fs_pread(direct, spread_slot(s->run, u->window) + u->at, n, u->lo, "");
+	if (e && err_last()->sys_errno == EINVAL) { /* the file system has no O_DIRECT after all */
+		err_clear();
+		return OK;
+	}
+	*done_out = e ? 0 : n;
+	return e;
 }
 
 static FALLIBLE enum err read_unit(struct spread *s, const struct spread_unit *u)
@@ -360,12 +381,16 @@ static FALLIBLE enum err read_unit(struct spread *s, const struct spread_unit *u
 	uint32_t file = s->files_of[u->file];
 	char label[ERR_FILE_MAX];
 	struct store_at *at;
+	uint64_t done;
 
 	pthread_mutex_lock(&s->opening);
 	enum err e = files_pin(&s->files, file, &at);
+	int direct = !e && s->past_cache ? files_direct(&s->files, file) : -1;
 	pthread_mutex_unlock(&s->opening);
 	TRY(e);
-	e = store_read(*at, spread_slot(s->run, u->window) + u->at, u->hi - u->lo, u->lo, "");
+	e = read_past_cache(s, *at, direct, u, &done);
+	if (!e && done < u->hi - u->lo)
+		e = store_read(*at, spread_slot(s->run, u->window) + u->at + done, u->hi - u->lo - done, u->lo + done, "");
 	e = err_at_file(e, run_file_label(s->run, file, label), (int64_t)u->lo);
 	atomic_fetch_add(&sh->own_bytes, e ? 0 : u->hi - u->lo);
 	struct err_info info = *err_last();
@@ -467,7 +492,7 @@ static FALLIBLE enum err exchange_all(struct spread *s, const struct spread_wind
 		const struct spread_unit *u = &s->plan.units.v[w->first + i];
 		owners += bytes[u->owner] == 0;
 		owner = u->owner;
-		bytes[u->owner] += u->hi - u->lo;
+		bytes[u->owner] += (i + 1 < w->count ? u[1].at : w->bytes) - u->at;
 	}
 	if (owners == 1)
 		return comm_broadcast(s->comm, slot, w->bytes, owner);
@@ -495,7 +520,7 @@ static FALLIBLE enum err feed_window(struct spread *s, uint64_t window)
 	pthread_mutex_lock(&sh->lock);
 	bool go = wait_for_slot(s, window);
 	while (go && s->own_left[window] && !over(s))
-		spread_wait(sh);
+		spread_wait(sh, &sh->change);
 	go = go && !over(s);
 	pthread_mutex_unlock(&sh->lock);
 	if (!go) {
@@ -507,7 +532,7 @@ static FALLIBLE enum err feed_window(struct spread *s, uint64_t window)
 	atomic_fetch_add(&sh->node_bytes, received(s, w));
 	pthread_mutex_lock(&sh->lock);
 	s->run->spread_windows[window].state = SPREAD_HERE;
-	pthread_cond_broadcast(&sh->change);
+	pthread_cond_broadcast(&sh->came);
 	pthread_mutex_unlock(&sh->lock);
 	return OK;
 }
@@ -542,7 +567,7 @@ static FALLIBLE enum err init_shared(struct spread_shared *sh, uint64_t widest)
 	if (pthread_mutexattr_init(&lock) || pthread_condattr_init(&change) ||
 	    pthread_mutexattr_setpshared(&lock, PTHREAD_PROCESS_SHARED) ||
 	    pthread_condattr_setpshared(&change, PTHREAD_PROCESS_SHARED) || pthread_condattr_setclock(&change, CLOCK_MONOTONIC) ||
-	    pthread_mutex_init(&sh->lock, &lock) || pthread_cond_init(&sh->change, &change))
+	    pthread_mutex_init(&sh->lock, &lock) || pthread_cond_init(&sh->came, &change) || pthread_cond_init(&sh->change, &change))
 		return ERR(SYSTEM, "cannot make a lock that processes share");
 	sh->widest = widest;
 	return OK;
@@ -600,6 +625,29 @@ static void part(struct spread *s, const struct run *run)
 	s->farewells = NULL;
 }
 
+/* Warns of bytes that others sent and that were not the checkpoint's: with whose part of the reading they came. */
+static void tell_doubt(struct spread *s)
+{
+	const struct spread_shared *sh = spread_shared_of(s->run);
+	CLEANUP(buf_free) struct buf text = BUF_INIT(ERR_TEXT_MAX + 512);
+	char label[ERR_FILE_MAX];
+	uint64_t named = 0;
+
+	buf_printf(&text, "bytes %ju to %ju of %s are not the checkpoint's as they came from ", (uintmax_t)sh->doubted_lo,
+		   (uintmax_t)sh->doubted_hi, run_file_label(s->run, sh->doubted_file, label));
+	each(u, s->plan.units.v, s->plan.units.n) {
+		if (s->files_of[u->file] != sh->doubted_file || u->hi <= sh->doubted_lo || u->lo >= sh->doubted_hi ||
+		    u->owner == s->index || named >> u->owner & 1)
+			continue;
+		buf_printf(&text, "%snode \"%s\"", named ? " or " : "", node_name(s, u->owner));
+		named |= 1ull << u->owner;
+	}
+	buf_printf(&text, ": this host has read them from the storage");
+	buf_putc(&text, '\0');
+	checked_warn(&s->job->checked, "spread_broken", buf_status(&text) ? "another node sent other bytes" : (char *)text.p);
+	err_clear();
+}
+
 static FALLIBLE enum err report(struct spread *s, const struct run *run)
 {
 	const struct spread_shared *sh = s->run ? spread_shared_of(s->run) : NULL;
@@ -616,6 +664,8 @@ static FALLIBLE enum err report(struct spread *s, const struct run *run)
 	if (s->failed) {
 		err_restore(&s->failure);
 		go_alone(s, s->failed);
+	} else if (sh && sh->doubted) {
+		tell_doubt(s);
 	}
 	return OK;
 }
@@ -632,7 +682,7 @@ enum err spread_end(struct spread *s, const struct run *run, enum err e)
 		struct spread_shared *sh = spread_shared_of(s->run);
 		pthread_mutex_lock(&sh->lock);
 		if (!s->fed)
-			spread_wait(sh);
+			spread_wait(sh, &sh->change);
 		bool fed = s->fed;
 		pthread_mutex_unlock(&sh->lock);
 		if (fed)

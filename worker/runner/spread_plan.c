@@ -5,7 +5,13 @@
 #include "runner/spread.h"
 
 enum { UNITS_MAX = 1 << 24,            /* of all files together: 64 TiB */
-       LOOKS_MAX = 2 * UNITS_MAX };    /* at units, for one host: its ranges may overlap */
+       LOOKS_MAX = 2 * UNITS_MAX,    /* at units, for one host: its ranges may overlap */
+       PAGE = 4096 };
+
+static uint64_t whole_pages(uint64_t bytes)
+{
+	return (bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+}
 
 /* Finds units by their places. */
 struct finder {
@@ -41,7 +47,8 @@ static void close_finder(struct finder *f)
 
 static FALLIBLE enum err add_unit(struct spread_plan *p, struct finder *f, uint32_t host, const struct spread_range *r, uint64_t number)
 {
-	uint64_t lo = num_max(r->begin, number * SPREAD_UNIT), hi = num_min(r->end, (number + 1) * SPREAD_UNIT);
+	uint64_t lo = num_max(r->begin & ~(uint64_t)(PAGE - 1), number * SPREAD_UNIT);
+	uint64_t hi = num_min(whole_pages(r->end), num_min((number + 1) * SPREAD_UNIT, f->files[r->file]));
 	uint32_t *at = &f->index[f->first[r->file] + number];
 	struct spread_unit *u;
 
@@ -117,7 +124,7 @@ static FALLIBLE enum err cut(struct spread_plan *p, uint64_t all)
 		for (uint32_t k = 0; k < w->count; k++) {
 			units[k].window = (uint32_t)i;
 			units[k].at = w->bytes;
-			w->bytes += units[k].hi - units[k].lo;
+			w->bytes += whole_pages(units[k].hi - units[k].lo);
 		}
 		p->widest = num_max(p->widest, w->bytes);
 	}
