@@ -6,6 +6,7 @@
  *     FAKE_HOST_BUFFERED=1        file systems take O_DIRECT when a file is opened, and refuse the write
  *     FAKE_HOST_SLOW=MS           reading a directory waits so long at each entry whose name begins with `slow-`, which it also says on
  *                                 stderr, and for ever at one that begins with `hang-`
+ *     FAKE_HOST_DISK=FILE         each fsync and each rename takes so many milliseconds longer: an int32_t in the file, which may change
  *
  * Only the wall clock is moved, as settimeofday() would: a file's times are of the wall clock as it was when the kernel set them. */
 #include <dirent.h>
@@ -36,21 +37,26 @@ static const struct steps {
 } *steps;
 static int old_kernel, buffered;
 static long slow_ms;
+static const volatile int32_t *disk_ms;
+
+static const void *map_file(const char *path, size_t n)
+{
+	int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+
+	if (fd < 0)
+		return NULL;
+	void *p = mmap(NULL, n, PROT_READ, MAP_SHARED, fd, 0);
+	close(fd);
+	return p == MAP_FAILED ? NULL : p;
+}
 
 __attribute__((constructor)) static void begin(void)
 {
-	const char *path = getenv("FAKE_HOST_CLOCK");
-	int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-
+	steps = map_file(getenv("FAKE_HOST_CLOCK"), sizeof *steps);
+	disk_ms = map_file(getenv("FAKE_HOST_DISK"), sizeof *disk_ms);
 	old_kernel = getenv("FAKE_HOST_OLD") != NULL;
 	buffered = getenv("FAKE_HOST_BUFFERED") != NULL;
 	slow_ms = getenv("FAKE_HOST_SLOW") ? strtol(getenv("FAKE_HOST_SLOW"), NULL, 10) : 0;
-	if (fd < 0)
-		return;
-	void *p = mmap(NULL, sizeof *steps, PROT_READ, MAP_SHARED, fd, 0);
-	if (p != MAP_FAILED)
-		steps = p;
-	close(fd);
 }
 
 int clock_gettime(clockid_t which, struct timespec *t)
@@ -215,6 +221,52 @@ ssize_t pwrite(int fd, const void *p, size_t n, off_t at)
 static void wait_ms(long ms)
 {
 	nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL);
+}
+
+static void wait_for_disk(void)
+{
+	if (disk_ms && *disk_ms > 0)
+		wait_ms(*disk_ms);
+}
+
+int fsync(int fd)
+{
+	static int (*real)(int);
+
+	if (!real)
+		real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+	wait_for_disk();
+	return real(fd);
+}
+
+int fdatasync(int fd)
+{
+	static int (*real)(int);
+
+	if (!real)
+		real = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
+	wait_for_disk();
+	return real(fd);
+}
+
+int renameat(int from, const char *old, int to, const char *new)
+{
+	static int (*real)(int, const char *, int, const char *);
+
+	if (!real)
+		real = (int (*)(int, const char *, int, const char *))dlsym(RTLD_NEXT, "renameat");
+	wait_for_disk();
+	return real(from, old, to, new);
+}
+
+int renameat2(int from, const char *old, int to, const char *new, unsigned flags)
+{
+	static int (*real)(int, const char *, int, const char *, unsigned);
+
+	if (!real)
+		real = (int (*)(int, const char *, int, const char *, unsigned))dlsym(RTLD_NEXT, "renameat2");
+	wait_for_disk();
+	return real(from, old, to, new, flags);
 }
 
 struct dirent *readdir(DIR *d)

@@ -1,6 +1,6 @@
 """A cluster under faults, drawn from a seed (tests/lib/campaign.py): daemons killed, paused and cut off from etcd and from each other,
-members of etcd stopped and paused, also while jobs are being taken over, clocks that jump, an object storage that hangs, fails and hurts
-bytes; a former owner that is stopped at its commit comes back when its job has a new one.
+members of etcd stopped and paused, also while jobs are being taken over, clocks that jump, disks that are slow, an object storage that
+hangs, fails and hurts bytes; a former owner that is stopped at its commit comes back when its job has a new one.
 
 `make check-cluster` has the long form, with fault points; CAMPAIGN_SEED and CAMPAIGN_ROUNDS choose another one.
 """
@@ -10,8 +10,9 @@ import os
 import pytest
 from campaign import HAS_POINTS, Campaign
 
-KINDS = ["none", "kill", "pause", "pause", "hold", "hold", "hold", "cut", "cut off", "cut all", "etcd member", "etcd", "kill and etcd",
-         "kill two", "clock", "clock and kill", "s3 hangs", "s3 fails", "s3 fails and kill", "s3 fails and hold"]
+KINDS = ["none", "kill", "pause", "pause", "hold", "hold", "hold", "cut", "cut off", "cut all", "mute", "etcd member", "etcd",
+         "kill and etcd", "kill two", "clock", "clock and kill", "slow disk", "slow disk and pause", "s3 hangs", "s3 fails",
+         "s3 fails and kill", "s3 fails and hold"]
 SEED = int(os.environ.get("CAMPAIGN_SEED", "17"))
 ROUNDS = int(os.environ.get("CAMPAIGN_ROUNDS", "30"))
 

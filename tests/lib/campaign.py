@@ -10,7 +10,7 @@ one fault strikes, all is mended, and the jobs end. Everything is drawn from one
     agreed    each node tells the same end of each job
 
 Links are relays: from each node to etcd, and to each node from the other ones (`Line`); to the object storage (`Proxy`, which also fails
-requests and hurts bytes). Each node has a wall clock of its own (`WallClock`).
+requests and hurts bytes). Each node has a wall clock of its own (`WallClock`), and a disk that may be slow (`Disk`).
 """
 import collections
 import contextlib
@@ -24,7 +24,7 @@ import time
 import etcd_members
 import faults
 from etcd import Node, free_port
-from host import WallClock
+from host import Disk, WallClock
 from s3_server import Proxy
 
 import dcpd as lib
@@ -100,7 +100,7 @@ class Campaign:
         self.only = None        # the nodes that requests go to; None: any
         self.delays, self.gone = [], (None, 0)
         self.lines, self.ways, self.nodes, self.faults, self.frozen = {}, {}, {}, {}, {}
-        self.clocks, self.ahead = {}, dict.fromkeys("abc", 0)
+        self.clocks, self.ahead, self.disks = {}, dict.fromkeys("abc", 0), {}
         (home / "shared").mkdir()
         place = f"{s3.bucket}/{home.name}-{seed}" if s3 else ""
         self.net, self.commits = Proxy(s3.endpoint) if s3 else None, Commits(place)
@@ -123,7 +123,9 @@ class Campaign:
         self.ways[name] = etcd_members.Line(f"http://127.0.0.1:{port}")
         self.faults[name] = faults.Faults(self.home / f"{name}.faults")
         self.clocks[name] = WallClock(self.home / f"{name}.clock")
-        env = {**self.clocks[name].env, **(s3.environment() if s3 else {}), **(self.faults[name].env if HAS_POINTS else {})}
+        self.disks[name] = Disk(self.home / f"{name}.disk")
+        env = {**self.clocks[name].env, **self.disks[name].env, **(s3.environment() if s3 else {}),
+               **(self.faults[name].env if HAS_POINTS else {})}
         args = ["--workers", "1", *([f"--s3=s3.endpoint={self.net.endpoint}", f"--s3=s3.region={s3.region}"] if s3 else [])]
         self.nodes[name] = Node(self.home / name, self.lines[name].url, name, storages, args, ttl=f"{TTL}s", env=env, port=port,
                                 advertise=self.ways[name].url.removeprefix("http://"))
@@ -262,6 +264,13 @@ class Campaign:
         self.ways[gone[0]].cut()
         return gone
 
+    def mute(self):
+        """What the node asks of etcd is done, and it does not hear of it."""
+        name = self.random.choice(self.up())
+        self.lines[name].mute()
+        self.alone = True
+        self.slow(name)
+
     def cut_all(self):
         """No node reaches another one, but all reach etcd."""
         for way in self.ways.values():
@@ -277,6 +286,10 @@ class Campaign:
             if ahead:
                 self.clocks[name].step(0)
         self.ahead = dict.fromkeys("abc", 0)
+
+    def disks_slow(self):
+        for name in self.random.sample("abc", self.random.randrange(1, 4)):
+            self.disks[name].takes(self.random.choice((20, 100, 500)))
 
     def s3_fails(self, share):
         drawn = random.Random(self.random.random())
@@ -338,6 +351,8 @@ class Campaign:
             return self.kill()
         elif kind == "cut off":
             return self.cut_off()
+        elif kind == "mute":
+            self.mute()
         elif kind == "cut all":
             self.cut_all()
         elif kind == "clock":
@@ -345,6 +360,11 @@ class Campaign:
         elif kind == "clock and kill":
             self.clock_jumps()
             return self.kill()
+        elif kind == "slow disk":
+            self.disks_slow()
+        elif kind == "slow disk and pause":
+            self.disks_slow()
+            return self.pause()
         elif kind == "s3 hangs" and self.s3:
             with self.s3.paused():
                 time.sleep(r.uniform(0.2, 1))
@@ -364,12 +384,14 @@ class Campaign:
         for name, pids in self.frozen.items():
             etcd_members.thaw(pids)
         self.frozen = {}
+        for disk in self.disks.values():
+            disk.takes(0)
         if self.net:
             self.net.fault = lambda *_: None
             self.struck.update(f"s3: {what}" for what, *_ in self.net.done)
             self.net.done = []
         for line in [*self.lines.values(), *self.ways.values()]:
-            if line.is_cut:
+            if line.is_cut or line.is_mute:
                 line.mend()
         for d in self.nodes.values():
             if not d.alive():
@@ -392,7 +414,7 @@ class Campaign:
             self.await_takeovers(away, before, since)
             if "etcd" not in kind:
                 self.gone = (away, since)
-        elif kind.startswith("etcd"):
+        elif kind.startswith("etcd") or kind == "mute":
             time.sleep(self.random.uniform(0.5, 2 * TTL))
         self.some_removed()
         self.mended()
@@ -458,8 +480,8 @@ class Campaign:
         """The checkpoint's, whose digests were compared; None: there is none."""
         d = self.nodes[node]
         got = d.api.get(d.api.storage_path(storage, name, "/tensors/t?format=raw"))
-        if got.status == 404:
-            return None
+        if got.status == 404 or (storage == "s3" and got.status == 422 and got.json["code"] == "checkpoint_incomplete"):
+            return None  # objects of an attempt without `.metadata` lie there until they are swept
         assert got.status == 200, f"seed {self.seed}: torn: {storage}:{name}: {got.body[:400]}"
         values = struct.unpack(f"<{FLOATS}f", got.body)
         assert len(set(values)) == 1, f"seed {self.seed}: torn: {storage}:{name}: {set(values)}"
@@ -496,7 +518,8 @@ class Campaign:
         return {"seed": self.seed, "saves": len(saves), "succeeded": len(good), "failed": dict(self.failed), "takeovers": len(self.takes),
                 "takeovers timed": len(self.delays), "median takeover / TTL": round(statistics.median(self.delays or [0]) / TTL, 2),
                 "slowest takeover / TTL": round(max(self.delays, default=0) / TTL, 2),
-                "removals": sum(op.removes for op in self.ops), "faults": dict(self.struck)}
+                "removals": sum(op.removes for op in self.ops), "faults": dict(self.struck),
+                "fences left": len(list((self.home / "shared").rglob(".dcpd-*-fence*")))}
 
     def check_all(self):
         """What the rounds left is still so, at the end of all."""

@@ -63,10 +63,11 @@ class Members:
 
 class Line:
     """What a node reaches etcd by: one address for each member. cut(): nothing comes through in either direction, and nothing is refused,
-    as where a link is down. mend(): connections that were held are gone, new ones pass."""
+    as where a link is down. mute(): what is asked arrives, and is done; no answer comes back. mend(): connections that were held are gone,
+    new ones pass."""
 
     def __init__(self, urls):
-        self.is_cut, self.ended, self.pairs, self.lock = False, False, {}, threading.Lock()
+        self.is_cut, self.is_mute, self.ended, self.pairs, self.lock = False, False, False, {}, threading.Lock()
         self.selector = selectors.DefaultSelector()
         self.listeners, self.urls = [], []
         for url in urls.split(","):
@@ -96,9 +97,9 @@ class Line:
             near.close()
             return
         self.pairs[near], self.pairs[far] = far, near
-        for s in (near, far):
+        for s, what in ((near, "ask"), (far, "answer")):
             s.settimeout(1)
-            self.selector.register(s, selectors.EVENT_READ, ("pass", 0))
+            self.selector.register(s, selectors.EVENT_READ, (what, 0))
 
     def run(self):
         while not self.ended:
@@ -111,6 +112,8 @@ class Line:
                             self.accept(key.fileobj, key.data[1])
                         elif key.fileobj in self.pairs:
                             bytes_ = key.fileobj.recv(65536)
+                            if bytes_ and self.is_mute and key.data[0] == "answer":
+                                continue
                             if bytes_:
                                 self.pairs[key.fileobj].sendall(bytes_)
                             else:
@@ -124,11 +127,15 @@ class Line:
         with self.lock:
             self.is_cut = True
 
+    def mute(self):
+        with self.lock:
+            self.is_mute = True
+
     def mend(self):
         with self.lock:
             for s in list(self.pairs):
                 self.drop(s)
-            self.is_cut = False
+            self.is_cut = self.is_mute = False
 
     def close(self):
         self.ended = True

@@ -11,6 +11,21 @@ BUFFERED = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_BUFFERED": "1"}
 SLOW_FILES = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_SLOW": "50"}
 
 
+class Disk:
+    """A disk that a test makes slow, for all programs that run in `env`."""
+
+    def __init__(self, file):
+        assert LIBRARY.exists(), "not built (make tools)"
+        self.file = file
+        self.takes(0)
+        self.env = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_DISK": str(file)}
+
+    def takes(self, ms):
+        """Each fsync and each rename, from now on."""
+        with open(self.file, "r+b" if self.file.exists() else "wb") as f:  # in place: it is mapped
+            f.write(struct.pack("=i", ms))
+
+
 STEPS_MAX = 4096
 STEP = struct.Struct("=qq")
 
