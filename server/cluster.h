@@ -103,6 +103,7 @@ struct str cluster_errand_head(const struct cluster_errand *x, const char *name)
 struct job;
 void cluster_note_job(const struct job *j);          /* hooks of parts.h */
 void cluster_confirm(struct job *j, done_fn fn, void *user);
+void cluster_compare(struct job *j, const char *other, done_fn fn, void *user);      /* cluster_take.c */
 void cluster_jobs_loaded(struct server *s);
 /* The record that etcd has of a job, {"node","job"}; NULL: none. ERR_CLUSTER_UNAVAILABLE. */
 typedef void (*cluster_record_fn)(void *user, enum err e, const json_t *doc);

@@ -361,8 +361,10 @@ static void pump(struct cluster *c)
 
 struct cluster_settling {
 	struct cluster *cluster;
-	struct vec(struct own_key { char id[JOB_ID_LEN + 1]; int64_t revision; }) own;
-	struct vec(struct own_key) ask;        /* revision: of the live key; 0: there is none */
+	/* revision: of the live key; left: of the key that says that the job was taken from here. 0: there is none */
+	struct vec(struct own_key { char id[JOB_ID_LEN + 1]; int64_t revision; int64_t left; }) own;
+	struct vec(struct own_key) ask;
+	bool reads_left;                       /* the live keys have been read */
 	uint64_t asked;                        /* of ask */
 	bool again;                            /* a job that is being given up is to be taken up behind that */
 	json_t *last;                          /* row of the last key that was read; NULL: none yet */
@@ -402,13 +404,13 @@ static void on_dropped(void *, enum err, const json_t *)
 	err_clear(); /* the next time */
 }
 
-static void drop_live(struct cluster *c, const struct own_key *k)
+static void drop_key(struct cluster *c, const char *folder, const char *id, int64_t revision)
 {
-	char live[CLUSTER_KEY_MAX], name[CLUSTER_NAME_MAX + JOB_ID_LEN + 2];
+	char key[CLUSTER_KEY_MAX], name[CLUSTER_NAME_MAX + JOB_ID_LEN + 2];
 
-	snprintf(name, sizeof name, "%s/%s", c->name, k->id);
-	cluster_key(c, "live/", name, live);
-	json_t *same = json_pack("[o]", etcd_changed_at(live, k->revision)), *drops = json_pack("[o]", etcd_delete(live));
+	snprintf(name, sizeof name, "%s/%s", c->name, id);
+	cluster_key(c, folder, name, key);
+	json_t *same = json_pack("[o]", etcd_changed_at(key, revision)), *drops = json_pack("[o]", etcd_delete(key));
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(same, drops, json_array()), on_dropped, NULL);
 }
 
@@ -420,10 +422,14 @@ static void settle_one(struct cluster_settling *s, const struct own_key *k, cons
 
 	if (row && etcd_value(row, &value))
 		err_clear();
-	if (!k->revision && (!j || j->moved))
+	if (!k->revision && (!j || j->moved)) {
+		if (k->left) /* this node knows */
+			drop_key(c, "left/", k->id, k->left);
 		return;
+	}
 	const struct takeover_known known = known_of(c, j, k->revision, value);
-	switch (takeover_own(&known)) {
+	enum takeover_own own = takeover_own(&known);
+	switch (own) {
 	case TAKEOVER_GO_ON:
 	case TAKEOVER_REGISTER:
 		j->token = k->revision;
@@ -445,9 +451,13 @@ static void settle_one(struct cluster_settling *s, const struct own_key *k, cons
 			log_err("a job of this node cannot be taken up", "job", k->id, NULL);
 		break;
 	case TAKEOVER_FORGET:
-		drop_live(c, k);
+		drop_key(c, "live/", k->id, k->revision);
 		break;
 	}
+	if (k->left && own != TAKEOVER_IS_GONE)
+		drop_key(c, "left/", k->id, k->left);
+	else if (k->left)
+		s->again = true; /* once this node knows, the key goes */
 }
 
 static void ask_records(struct cluster_settling *s);
@@ -479,6 +489,14 @@ static int by_id(const void *a, const void *b)
 	return strcmp(((const struct own_key *)a)->id, ((const struct own_key *)b)->id);
 }
 
+static bool is_in_own(const struct cluster_settling *s, const char *id)
+{
+	struct own_key sought;
+
+	memcpy(sought.id, id, sizeof sought.id);
+	return s->own.n && bsearch(&sought, s->own.v, s->own.n, sizeof sought, by_id);
+}
+
 /* All keys are there: asks about the jobs that have one, and about those that are thought to. */
 static FALLIBLE enum err collect(struct cluster_settling *s)
 {
@@ -489,9 +507,7 @@ static FALLIBLE enum err collect(struct cluster_settling *s)
 		*k = *one;
 	}
 	for (struct job *j = s->cluster->server->jobs->live; j; j = j->live_next) {
-		struct own_key sought;
-		memcpy(sought.id, j->id, sizeof sought.id);
-		if (!j->shared || (s->own.n && bsearch(&sought, s->own.v, s->own.n, sizeof sought, by_id)))
+		if (!j->shared || is_in_own(s, j->id))
 			continue;
 		TRY(vec_push(&s->ask, &k));
 		*k = (struct own_key){ .revision = 0 };
@@ -509,7 +525,7 @@ static FALLIBLE enum err take_own(struct cluster_settling *s, const json_t *rows
 	size_t i;
 
 	snprintf(name, sizeof name, "%s/", s->cluster->name);
-	cluster_key(s->cluster, "live/", name, prefix);
+	cluster_key(s->cluster, s->reads_left ? "left/" : "live/", name, prefix);
 	json_decref(s->last);
 	s->last = json_incref(json_array_get(rows, json_array_size(rows) - 1));
 	json_array_foreach(rows, i, row) {
@@ -519,10 +535,15 @@ static FALLIBLE enum err take_own(struct cluster_settling *s, const json_t *rows
 			err_clear(); /* none of dcpd's */
 			continue;
 		}
-		TRY(vec_push(&s->own, &k));
-		memcpy(k->id, id.p, JOB_ID_LEN);
-		k->id[JOB_ID_LEN] = '\0';
-		k->revision = etcd_number(row, "mod_revision");
+		struct own_key one = { .revision = 0 };
+		memcpy(one.id, id.p, JOB_ID_LEN);
+		*(s->reads_left ? &one.left : &one.revision) = etcd_number(row, "mod_revision");
+		if (s->reads_left && is_in_own(s, one.id)) { /* it came back */
+			drop_key(s->cluster, "left/", one.id, one.left);
+			continue;
+		}
+		TRY(s->reads_left ? vec_push(&s->ask, &k) : vec_push(&s->own, &k));
+		*k = one;
 	}
 	return OK;
 }
@@ -533,6 +554,13 @@ static void on_own(void *user, enum err e, const json_t *answer)
 
 	e = e ?: take_own(s, etcd_rows(answer, 0));
 	if (!e && etcd_has_more(answer, 0) && s->last) {
+		ask_own(s);
+		return;
+	}
+	if (!e && !s->reads_left) {
+		s->reads_left = true;
+		json_decref(s->last);
+		s->last = NULL;
 		ask_own(s);
 		return;
 	}
@@ -548,7 +576,7 @@ static void ask_own(struct cluster_settling *s)
 	char prefix[CLUSTER_KEY_MAX], name[CLUSTER_NAME_MAX + 2];
 
 	snprintf(name, sizeof name, "%s/", s->cluster->name);
-	cluster_key(s->cluster, "live/", name, prefix);
+	cluster_key(s->cluster, s->reads_left ? "left/" : "live/", name, prefix);
 	json_t *range = etcd_range_behind(prefix, s->last, OWN_PAGE);
 	etcd_ask(s->cluster->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o]", range), json_array()), on_own, s);
 }

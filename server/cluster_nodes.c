@@ -328,7 +328,7 @@ static void on_forgotten(void *user, enum err e, const json_t *answer)
 void cluster_forget(struct server *s, struct str name, done_fn fn, void *user)
 {
 	struct cluster *c = s->cluster;
-	char keys[6][CLUSTER_KEY_MAX], live[CLUSTER_NAME_MAX + 2];
+	char keys[7][CLUSTER_KEY_MAX], live[CLUSTER_NAME_MAX + 2];
 	CLEANUP(json_decrefp) json_t *value = json_object();
 
 	if (!c || c->problem[0] || !find(c, name)) {
@@ -347,8 +347,9 @@ void cluster_forget(struct server *s, struct str name, done_fn fn, void *user)
 	cluster_key(c, "live/", live, keys[3]);
 	cluster_key(c, "gone", "", keys[4]);
 	cluster_key(c, "withdrawn/", live, keys[5]);
-	json_t *then = json_pack("[o, o, o, o, o]", etcd_delete(keys[1]), etcd_delete(keys[2]), etcd_delete_all(keys[3]),
-				 etcd_put(keys[4], value, 0), etcd_delete_all(keys[5]));
+	cluster_key(c, "left/", live, keys[6]);
+	json_t *then = json_pack("[o, o, o, o, o, o]", etcd_delete(keys[1]), etcd_delete(keys[2]), etcd_delete_all(keys[3]),
+				 etcd_put(keys[4], value, 0), etcd_delete_all(keys[5]), etcd_delete_all(keys[6]));
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_pack("[o, o]", etcd_present(keys[1]), etcd_absent(keys[0])), then, json_array()),
 		 on_forgotten, w);
 }

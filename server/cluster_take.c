@@ -137,8 +137,8 @@ static FALLIBLE enum err ask_for(struct cluster_taking *t, const json_t *row)
 {
 	const struct cluster *c = t->cluster;
 	char alive[CLUSTER_KEY_MAX], self[CLUSTER_KEY_MAX], jobs[CLUSTER_KEY_MAX], theirs[CLUSTER_KEY_MAX], ours[CLUSTER_KEY_MAX],
-		name[CLUSTER_NAME_MAX + JOB_ID_LEN + 2];
-	CLEANUP(json_decrefp) json_t *value = NULL, *about = json_deep_copy(json_array_get(t->rows, t->next - 1));
+		left[CLUSTER_KEY_MAX], back[CLUSTER_KEY_MAX], name[CLUSTER_NAME_MAX + JOB_ID_LEN + 2];
+	CLEANUP(json_decrefp) json_t *value = NULL, *nothing = json_object(), *about = json_deep_copy(json_array_get(t->rows, t->next - 1));
 	json_t *job;
 
 	TRY(etcd_value(row, &value));
@@ -159,11 +159,14 @@ static FALLIBLE enum err ask_for(struct cluster_taking *t, const json_t *row)
 	cluster_key(c, "jobs/", t->id, jobs);
 	snprintf(name, sizeof name, "%s/%s", t->node, t->id);
 	cluster_key(c, "live/", name, theirs);
+	cluster_key(c, "left/", name, left);
 	snprintf(name, sizeof name, "%s/%s", c->name, t->id);
 	cluster_key(c, "live/", name, ours);
+	cluster_key(c, "left/", name, back);
 	json_t *compare = json_pack("[o, o, o, o]", etcd_absent(alive), etcd_changed_at(theirs, t->live), etcd_made_at(self, c->made),
 				    etcd_changed_at(jobs, etcd_number(row, "mod_revision")));
-	json_t *then = json_pack("[o, o, o]", etcd_delete(theirs), etcd_put(ours, about, 0), etcd_put(jobs, value, 0));
+	json_t *then = json_pack("[o, o, o, o, o]", etcd_delete(theirs), etcd_put(left, nothing, 0), etcd_delete(back),
+				 etcd_put(ours, about, 0), etcd_put(jobs, value, 0));
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(compare, then, json_array()), on_ours, t);
 	return OK;
 }
@@ -339,6 +342,51 @@ FALLIBLE enum err cluster_take_up(struct cluster *c, const char *id, json_t *val
 	*t = (struct taking_up){ c, json_incref(value) };
 	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(compare, then, json_array()), on_ours_again, t);
 	return OK;
+}
+
+/* ---- what is at its target ---- */
+
+struct comparing {
+	char id[JOB_ID_LEN + 1], other[JOB_ID_LEN + 1];
+	done_fn fn;
+	void *user;
+};
+
+static void on_compared(void *user, enum err e, const json_t *answer)
+{
+	struct comparing w = *(struct comparing *)user;
+	const json_t *own = json_array_get(etcd_rows(answer, 0), 0), *other = json_array_get(etcd_rows(answer, 1), 0);
+	CLEANUP(json_decrefp) json_t *value = NULL;
+	size_t mark = JOB_ID_LEN - JOB_MARK_LEN;
+
+	mem_free(user);
+	if (e || (other && etcd_value(other, &value)))
+		err_clear();
+	const struct takeover_found found = { .has_records = own && value, .other_ended = job_record_ended(json_object_get(value, "job")),
+					      .own_made = etcd_number(own, "create_revision"),
+					      .other_changed = etcd_number(other, "mod_revision"),
+					      .by_one_daemon = strcmp(w.id + mark, w.other + mark) == 0,
+					      .id_is_later = strcmp(w.other, w.id) > 0 };
+	w.fn(w.user, takeover_is_later(&found) ? ERR(STATE_CONFLICT, "job %s has saved the target meanwhile: it stays as that left it",
+						     w.other) : OK);
+}
+
+void cluster_compare(struct job *j, const char *other, done_fn fn, void *user)
+{
+	struct cluster *c = j->server->cluster;
+	struct comparing *w = mem_sure(sizeof *w);
+	char own_key[CLUSTER_KEY_MAX], other_key[CLUSTER_KEY_MAX];
+
+	*w = (struct comparing){ .fn = fn, .user = user };
+	snprintf(w->id, sizeof w->id, "%s", j->id);
+	snprintf(w->other, sizeof w->other, "%s", other);
+	if (!c || !job_id_ok(str_of(other))) {
+		on_compared(w, OK, NULL);
+		return;
+	}
+	json_t *gets = json_pack("[o, o]", etcd_get(cluster_key(c, "jobs/", j->id, own_key)),
+				 etcd_get(cluster_key(c, "jobs/", other, other_key)));
+	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), gets, json_array()), on_compared, w);
 }
 
 void cluster_take_free(struct cluster *c)

@@ -258,7 +258,9 @@ static void on_end_journalled(void *user, enum err e)
 	job_cache_add(j);
 	j->server->jobs->ended++;
 	announce(j);
-	if (!j->moved)
+	if (j->moved)
+		j->server->hooks->job_gone(j);
+	else
 		j->server->hooks->job_ended(j);
 	job_wake(j);
 }

@@ -422,12 +422,8 @@ static void settle(struct job *j, struct recovery *r, bool committed, const json
 	}
 }
 
-static void on_recovered(void *user, enum err e, const json_t *ok, int *)
+static void recovered(struct job *j, struct recovery *r, enum err e, const json_t *ok)
 {
-	struct recovery *r = user;
-	struct job *j = map_object(&r->ticket->server->jobs->table, str_of(r->ticket->id));
-
-	must(j && j->step == STEP_RECOVERING);
 	if (j->moved || e == ERR_JOB_MOVED || (!e && r->e == ERR_JOB_MOVED)) {
 		struct takeover_outcome o = { .failed = true, .fenced = j->moved || e == ERR_JOB_MOVED, .was_asked = !e,
 					      .committed = json_is_true(json_object_get(ok, "committed")) };
@@ -458,6 +454,33 @@ static void on_recovered(void *user, enum err e, const json_t *ok, int *)
 		return;
 	}
 	settle(j, r, !e && json_is_true(json_object_get(ok, "committed")), ok);
+}
+
+static struct job *job_recovering(const struct recovery *r)
+{
+	struct job *j = map_object(&r->ticket->server->jobs->table, str_of(r->ticket->id));
+
+	must(j && j->step == STEP_RECOVERING);
+	return j;
+}
+
+static void on_compared(void *user, enum err e)
+{
+	struct recovery *r = user;
+
+	recovered(job_recovering(r), r, e, NULL);
+}
+
+static void on_recovered(void *user, enum err e, const json_t *ok, int *)
+{
+	struct recovery *r = user;
+	struct job *j = job_recovering(r);
+	const char *other = jval_text(ok, "other");
+
+	if (!e && other[0])
+		j->server->hooks->compare(j, other, on_compared, r);
+	else
+		recovered(j, r, e, ok);
 }
 
 static void ask_recover(struct job *j, struct recovery *r)

@@ -224,9 +224,10 @@ void job_give_up(struct job *j, const char *to)
 	j->held = false;
 	if (j->gang)
 		gang_abort(j->gang, ERR(JOB_MOVED, "node \"%s\" has the job", to));
-	else if (j->step == STEP_NONE && job_state_ended(j->state))
+	else if (j->step == STEP_NONE && job_state_ended(j->state)) {
 		job_write(j, NULL, NULL); /* its end gives way to the new owner's */
-	else if (j->step == STEP_NONE || j->step == STEP_WAITING) {
+		j->server->hooks->job_gone(j);
+	} else if (j->step == STEP_NONE || j->step == STEP_WAITING) {
 		if (j->lane)
 			job_lane_take_out(j);
 		loop_timer_stop(&j->timer);

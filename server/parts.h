@@ -17,6 +17,8 @@ struct server;
 struct server_hooks {
 	/* job_end.c: after everybody can see its end. */
 	void (*job_ended)(struct job *j);
+	/* … and job_take.c: its end here says only that another node has it. */
+	void (*job_gone)(struct job *j);
 	/* job_tell.c: what a job's end means to webhooks and chains, into the end's own transaction. */
 	void (*happens)(struct server *s, struct journal_txn *t, const struct happening *h);
 	/* job_run.c: a worker asks whether it may commit. The error ends the job. */
@@ -40,6 +42,9 @@ struct server_hooks {
 	void (*spread_meet)(struct job *j, const json_t *body);
 	/* Is the job still this node's? fn(user, OK, or ERR_JOB_MOVED). For shared jobs only. */
 	void (*confirm)(struct job *j, void (*fn)(void *user, enum err e), void *user);
+	/* A job that was taken over has found another job's checkpoint at its target. fn(user, OK, or ERR_STATE_CONFLICT: that one may be
+	 * the later). */
+	void (*compare)(struct job *j, const char *other, void (*fn)(void *user, enum err e), void *user);
 	/* The journal's jobs are here; shared ones are held until they are resumed or given up. */
 	void (*jobs_loaded)(struct server *s);
 };

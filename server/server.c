@@ -105,6 +105,11 @@ static void on_storage_soiled(void *user, const char *name)
 	sweep_storage(s->sweeps, name);
 }
 
+static void on_job_gone(struct job *j)
+{
+	sweep_after(j->server->sweeps, j);
+}
+
 static void on_job_ended(struct job *j)
 {
 	sweep_after(j->server->sweeps, j);
@@ -140,8 +145,9 @@ static enum err may_commit(const struct job *j)
 	return policy_check_removal(j->server, j->id, j->target);
 }
 
-static const struct server_hooks hooks = { .job_ended = on_job_ended, .happens = on_happens, .may_commit = may_commit,
-					    .job_noted = cluster_note_job, .confirm = cluster_confirm, .jobs_loaded = cluster_jobs_loaded,
+static const struct server_hooks hooks = { .job_ended = on_job_ended, .job_gone = on_job_gone, .happens = on_happens,
+					    .may_commit = may_commit, .job_noted = cluster_note_job, .confirm = cluster_confirm,
+					    .compare = cluster_compare, .jobs_loaded = cluster_jobs_loaded,
 					    .node_storage = cluster_storage, .ask_image = cluster_ask_image,
 					    .find_replicas = cluster_find_replicas,
 					    .replicas_enough = cluster_replicas_enough, .is_away = cluster_is_away,

@@ -35,6 +35,7 @@ struct pending {
 	int64_t holder_generation;
 	int64_t due_ms, again_ms;       /* monotone clock; the pause after a failure */
 	bool asked;
+	int64_t moved_from;             /* another node has it: this one's turn (worker/store/fence.h); -1: none has */
 	bool expected;                  /* the job succeeded: its trash or receipt goes unheard */
 };
 
@@ -190,9 +191,10 @@ static void ask(struct sweeps *all, struct pending *p)
 	memcpy(a->job, p->job, sizeof a->job);
 	a->attempt = p->attempt;
 	p->asked = true;
+	json_t *turn = p->moved_from < 0 ? NULL : json_integer(p->moved_from);
 	lookup_ask(all->parts.lookups, p->storage,
-		   json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:s*}", "op", "sweep", "storage", p->storage, "name", p->name, "job", p->job,
-			     "mark", mark, "attempt", p->attempt, "part", p->part), NULL, 0, on_job_swept, a);
+		   json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:s*, s:o*}", "op", "sweep", "storage", p->storage, "name", p->name, "job",
+			     p->job, "mark", mark, "attempt", p->attempt, "part", p->part, "moved_from", turn), NULL, 0, on_job_swept, a);
 }
 
 /* A part that may still be taken. */
@@ -252,7 +254,8 @@ static void note(struct sweeps *all, const struct job *j, const struct ref *targ
 	memcpy(p->job, j->id, sizeof p->job);
 	p->attempt = j->attempt;
 	p->expected = j->state == JOB_SUCCEEDED;
-	bool at_once = p->expected && !trash_ms && !p->part;
+	p->moved_from = j->moved ? (int64_t)job_turn(j) : -1;
+	bool at_once = p->expected && !trash_ms && !p->part && !j->moved;
 	p->due_ms = clock_mono_ms() + (at_once ? 0 : FIRST_MS + trash_ms);
 	p->again_ms = AGAIN_MS;
 	*all->last = p;
@@ -272,11 +275,12 @@ void sweep_after(struct sweeps *all, struct job *j)
 	bool file = spec_target_is_file(&j->spec) || j->kind == JOB_REPLICATE; /* a copy may be one: its worker knows */
 	bool repairs = kind_is(j->kind, KIND_REPAIRS); /* in a staging directory beside its target, which its worker may not have removed */
 	bool leaves = part || j->spec.overwrite || j->kind == JOB_DELETE || repairs || file; /* a part, trash, or a receipt */
-	bool replaced = j->state == JOB_SUCCEEDED && leaves;
+	bool replaced = j->state == JOB_SUCCEEDED && leaves, failed = j->state != JOB_SUCCEEDED && j->started_ms;
+	bool in_doubt = code && strcmp(code, err_code_name(ERR_NOT_DURABLE)) == 0;
 
 	if (target->kind != REF_CHECKPOINT || !(kind_of(j->kind)->writes & REF_CHECKPOINT))
 		return;
-	if ((replaced || (j->state != JOB_SUCCEEDED && j->started_ms)) && (!code || strcmp(code, err_code_name(ERR_NOT_DURABLE)) != 0))
+	if ((replaced || failed || j->moved) && !in_doubt)
 		note(all, j, target, replaced ? j->trash_ms : 0);
 }
 

@@ -19,6 +19,15 @@ bool takeover_may_take(const struct takeover_offer *o)
 	return o->owner_is_away && o->has_storages && o->takes_work && o->has_record;
 }
 
+/* Nodes' clocks may be minutes apart, so ids of several daemons count only where etcd does not know both jobs. Two that were there at once
+ * may have committed in any order. */
+bool takeover_is_later(const struct takeover_found *f)
+{
+	if (f->by_one_daemon || !f->has_records)
+		return f->id_is_later;
+	return !f->other_ended || f->other_changed > f->own_made;
+}
+
 enum takeover_end takeover_end(const struct takeover_outcome *o)
 {
 	if (o->fenced)

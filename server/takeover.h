@@ -5,11 +5,12 @@
  *
  *   PREFIX/jobs/ID        its record, and its owner's name; written by its owner alone, if nobody else has written it since
  *   PREFIX/live/NODE/ID   NODE owns it, and it has not ended. The key's revision is the token of this ownership
+ *   PREFIX/left/NODE/ID   it was taken from NODE, whose journal may say otherwise: it may have ended there unheard. NODE removes the key
  *
  *   made      owner:  absent live/A, jobs as it was          → put live/A, jobs
  *   state     owner:  jobs as it was                         → put jobs
  *   taken     other:  absent alive/A, live/A as it was seen,
- *                     own alive/B, jobs as it was            → delete live/A, put live/B, jobs; then the storage's fences
+ *                     own alive/B, jobs as it was            → delete live/A, put left/A, live/B, jobs; then the storage's fences
  *   taken up  A itself, whose journal lacks it: the same     → put live/A, jobs, as the next owner
  *   end       owner:  jobs as it was                         → delete live/A, put jobs
  *
@@ -35,6 +36,17 @@ struct takeover_offer {
 	bool has_record;               /* with its whole request */
 };
 bool takeover_may_take(const struct takeover_offer *o);
+
+/* ---- a job that was taken over finds another job's checkpoint at its target ---- */
+struct takeover_found {
+	bool has_records;              /* etcd has a record of either job */
+	bool other_ended;              /* … and the other one's says that it has ended */
+	int64_t own_made, other_changed;        /* revisions: when etcd heard of this job first, and of the other one last */
+	bool by_one_daemon;            /* one daemon has made both ids, which are in the order of its requests */
+	bool id_is_later;              /* the other one's, by the clocks of their daemons */
+};
+/* May this job have committed before the other one did, so that to do it again would undo the other one? */
+bool takeover_is_later(const struct takeover_found *f);
 
 /* ---- what became of an attempt ---- */
 struct takeover_outcome {

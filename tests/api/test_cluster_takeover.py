@@ -8,6 +8,7 @@ import signal
 import time
 
 from etcd_members import Line
+from host import WallClock
 from test_cluster import cluster, own, pair, server  # noqa: F401
 from test_cluster_jobs import save
 
@@ -31,6 +32,11 @@ def slow_reshard(d, source, target, **options):
 
 def known_to_etcd(d, job):
     return lib.wait_for(lambda: "ownership" in (got := d.api.get(f"/v1/jobs/{job}").ok(200)) and got, 20, "the job is in etcd")
+
+
+def no_fence_stays(tmp_path):
+    """The owner that it kept out is back, and knows that the job is another's."""
+    lib.wait_for(lambda: not list((tmp_path / "shared").rglob(".dcpd-*-fence*")), 20, "the fence is gone")
 
 
 def test_a_job_of_a_dead_node_is_taken_over(pair):
@@ -96,8 +102,47 @@ def test_a_paused_owner_does_not_commit_what_another_node_has_taken(pair, tmp_pa
     lib.wait_for(lambda: a.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b" and a.sees(a="joined", b="joined"), 30, "a knows")
     lib.wait_for(lambda: not a.api.get("/v1/jobs?filter=state%3Drunning").ok(200)["jobs"], 30, "a has given it up")
     assert os.stat(tmp_path / "shared" / "dst").st_ino == inode, "it was committed once"
+    no_fence_stays(tmp_path)
     assert [j["state"] for j in a.api.get("/v1/jobs").ok(200)["jobs"] if j["id"] == job] == ["succeeded"]
     b.api.run("verify", source={"storage": "main", "name": "dst"}, level="digest")
+
+
+def test_which_job_came_later_is_not_told_by_nodes_clocks(cluster, server, tmp_path):  # noqa: F811
+    """The owner dies with a job that replaces a checkpoint. Was that saved before the job was made, or instead of it?"""
+    clock, where = WallClock(tmp_path / "clock"), {"storage": "main", "name": "dst"}
+    clock.step(-300)
+    a, b = cluster("a", env=clock.env), cluster("b")
+    a.sees(a="joined", b="joined")
+    big(b, "src")
+
+    def left_by_a():
+        job = slow_reshard(a, "src", "dst", overwrite=True)["id"]
+        known_to_etcd(a, job)
+        a.kill()
+        b.sees(a="away", b=b.nodes()["b"])
+        return job
+
+    def taken(job):
+        return lib.wait_for(lambda: (j := b.api.get(f"/v1/jobs/{job}").ok(200))["node"] == "b" and j["state"] in lib.TERMINAL and j, 30,
+                            "b has ended it")
+
+    before, at = b.api.run("reshard", source={"storage": "main", "name": "src"}, target=where)["id"], f"/{tmp_path.name}/jobs/"
+    lib.wait_for(lambda: server.keys(at)[at + before]["job"]["state"] == "succeeded", 20, "its end")
+    job = left_by_a()
+    assert job < before and taken(job)["state"] == "succeeded"
+
+    clock.step(300)
+    a.start()
+    a.sees(a="joined", b="joined")
+    b.api.post("/v1/nodes/b:drain").ok(200)
+    job = left_by_a()
+    sd = lib.fresh()
+    b.put(sd, [lib.image({"a": ("U8", [50], bytes(50))})])
+    later = b.api.run("save", source={"state_dict": sd}, target=where, options={"overwrite": True})["id"]
+    b.api.post("/v1/nodes/b:undrain").ok(200)
+    end = taken(job)
+    assert later < job and end["error"]["code"] == "state_conflict" and later in end["error"]["detail"], end
+    assert json.loads((tmp_path / "shared/dst/.dcpd.json").read_bytes())["job"] == later
 
 
 def test_a_restarted_owner_asks_before_it_goes_on(pair, server, tmp_path):  # noqa: F811
@@ -117,6 +162,30 @@ def test_a_restarted_owner_asks_before_it_goes_on(pair, server, tmp_path):  # no
     node.get(f"/v1/jobs/{job}").problem("job_moved")
     p = a.api.post(f"/v1/jobs/{job}:retry").problem("state_conflict")
     assert "succeeded" in p["detail"]
+    no_fence_stays(tmp_path)
+
+
+def test_a_node_that_died_before_it_told_of_an_end_gives_way(cluster, server, tmp_path):  # noqa: F811
+    """Its journal has the job's end, and nothing there says that etcd lacks it."""
+    line = Line(server.url)
+    try:
+        a, b = cluster("a", at=line.url, ttl="4s"), cluster("b", ttl="4s")
+        a.sees(a="joined", b="joined")
+        big(a, "src")
+        job = slow_reshard(a, "src", "dst")["id"]
+        known_to_etcd(a, job)
+        line.cut()
+        assert a.api.wait(job)["state"] == "succeeded"
+        a.kill()
+        line.mend()
+        lib.wait_for(lambda: b.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b", 30, "b has it")
+        end = b.api.wait(job)
+        a.start()
+        lib.wait_for(lambda: a.api.get(f"/v1/jobs/{job}").ok(200) == end, 20, "both tell the same end")
+        lib.wait_for(lambda: not any("/left/" in k for k in server.keys(f"/{tmp_path.name}/")), 20, "a has told that it knows")
+        no_fence_stays(tmp_path)
+    finally:
+        line.close()
 
 
 def test_what_has_ended_here_is_not_run_again(pair, server, tmp_path):  # noqa: F811
@@ -199,5 +268,6 @@ def test_an_end_that_etcd_never_heard_of_gives_way_when_its_record_has_left_memo
         lib.wait_for(lambda: a.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b", 20, "a gives way")
         key = f"/{tmp_path.name}/jobs/{job}"
         assert server.keys(key)[key]["node"] == "b"
+        no_fence_stays(tmp_path)
     finally:
         line.close()

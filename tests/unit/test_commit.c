@@ -343,7 +343,7 @@ static bool recover(const char *name, const char *job, const char *kind)
 	bool committed;
 	json_t *q = json_pack("{s:s, s:s, s:s, s:s}", "storage", "main", "name", name, "job", job, "kind", kind);
 
-	T_OK(commit_recover(&t.w.stores, q, &committed, &m));
+	T_OK(commit_recover(&t.w.stores, q, &committed, &m, (char[COMMIT_JOB_MAX]){ 0 }));
 	json_decref(q);
 	manifest_free(m);
 	return committed;
@@ -592,7 +592,7 @@ static void test_unsynced_recovery(void **state)
 	T_OK(save("A", "run/x", false));
 	t_worker_put(&t, "run/.dcpd-A-1/.metadata", "old", 3);
 	fail_fsync("run", 1, 1);
-	T_ERR(NOT_DURABLE, commit_recover(&t.w.stores, q, &committed, &m));
+	T_ERR(NOT_DURABLE, commit_recover(&t.w.stores, q, &committed, &m, (char[COMMIT_JOB_MAX]){ 0 }));
 	pass_fsync();
 	assert_content("run/.dcpd-A-1/.metadata", "old"); /* may be the only one after a power cut */
 	manifest_free(m);

@@ -4,6 +4,7 @@
 
 #include <sys/stat.h>
 #include "store/commit.h"
+#include "store/copied.h"
 #include "store/fence.h"
 #include "store/staging.h"
 
@@ -157,6 +158,16 @@ static void a_fence_outlives_every_sweep(void **)
 	staging_close(&a);
 }
 
+static void a_former_owner_removes_its_own_fence(void **)
+{
+	T_OK(raise_fence(2));
+	T_OK(fence_drop(main_store(), "run/x", JOB, 0));
+	T_OK(fence_drop(main_store(), "run/x", JOB, 0));
+	T_OK(fence_drop(main_store(), "away/x", JOB, 0));
+	assert_false(t_worker_has(&t, "run/.dcpd-" JOB "-fence+0"));
+	assert_kept_out(1);
+}
+
 static void the_sweep_of_a_former_owner_leaves_the_new_owners_staging(void **)
 {
 	struct store_swept swept;
@@ -217,6 +228,7 @@ static void a_job_that_its_former_owner_has_committed_has_succeeded(void **)
 	static const char manifest[] = "{\"dcpd\":1,\"job\":\"" JOB "\"}";
 	json_t *q = json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:b}", "storage", "main", "name", "run/x", "job", JOB, "kind", "reshard",
 			      "mark", marks[1], "turn", 1, "takes", 1);
+	char other[COMMIT_JOB_MAX];
 	struct staging a;
 
 	T_OK(begin(0, &a));
@@ -227,42 +239,47 @@ static void a_job_that_its_former_owner_has_committed_has_succeeded(void **)
 	for (int i = 0; i < 2; i++) {
 		struct manifest *m = NULL;
 		bool committed = false;
-		T_OK(commit_recover(&t.w.stores, q, &committed, &m));
+		T_OK(commit_recover(&t.w.stores, q, &committed, &m, other));
 		assert_true(committed && t_worker_has(&t, "run/x/.metadata") && t_worker_has(&t, "run/.dcpd-" JOB "-fence+0"));
 		manifest_free(m);
 	}
 	json_decref(q);
 }
 
-/* The former owner's overwrite, or removal, was through, and nobody heard of it; then somebody saved the name anew. */
-static void what_a_later_job_saved_stays(void **)
+/* The former owner's overwrite, or removal, was through, and nobody heard of it; then somebody saved the name anew, whose clock may be
+ * behind. A copy's own page names its job, and not the manifests that it has from its source. */
+static void what_another_job_saved_is_named(void **)
 {
 	static const char *const kinds[] = { "save", "delete" };
-	char id[] = JOB, manifest[128];
+	char id[] = JOB, manifest[128], other[COMMIT_JOB_MAX];
 	struct staging a;
 
-	for (int later = -1; later <= 1; later += 2) {
-		id[sizeof id - 2] = (char)(JOB[sizeof id - 2] + later);
-		T_OK(begin(0, &a));
-		fill(&a, "A");
-		int n = snprintf(manifest, sizeof manifest, "{\"dcpd\":1,\"job\":\"%s\"}", id);
-		T_OK(staging_put_file(&a, MANIFEST_NAME, manifest, (uint64_t)n));
-		T_OK(staging_commit(&a, false));
-		staging_close(&a);
-		for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-			json_t *q = json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:b}", "storage", "main", "name", "run/x", "job", JOB, "kind",
-					      kinds[i], "mark", marks[1], "turn", 1, "takes", 1);
-			struct manifest *m = NULL;
-			bool committed = true;
-			enum err e = commit_recover(&t.w.stores, q, &committed, &m);
-			assert_int_equal(e, later > 0 ? ERR_STATE_CONFLICT : OK);
-			assert_true(!committed && t_worker_has(&t, "run/x/.metadata"));
-			json_decref(q);
-			manifest_free(m);
+	for (int later = -1; later <= 1; later += 2)
+		for (int copied = 0; copied < 2; copied++) {
+			id[sizeof id - 2] = (char)(JOB[sizeof id - 2] + later);
+			T_OK(begin(0, &a));
+			fill(&a, "A");
+			int n = snprintf(manifest, sizeof manifest, "{\"dcpd\":1,\"job\":\"%s\"}", copied ? "01ZZZAAAAAA" : id);
+			T_OK(staging_put_file(&a, MANIFEST_NAME, manifest, (uint64_t)n));
+			n = snprintf(manifest, sizeof manifest, "{\"dcpd\":1,\"job\":\"%s\"}", id);
+			if (copied)
+				T_OK(staging_put_file(&a, COPIED_NAME, manifest, (uint64_t)n));
+			T_OK(staging_commit(&a, false));
+			staging_close(&a);
+			for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+				json_t *q = json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:b}", "storage", "main", "name", "run/x", "job",
+						      JOB, "kind", kinds[i], "mark", marks[1], "turn", 1, "takes", 1);
+				struct manifest *m = NULL;
+				bool committed = true;
+				T_OK(commit_recover(&t.w.stores, q, &committed, &m, other));
+				assert_string_equal(other, id);
+				assert_true(!committed && t_worker_has(&t, "run/x/.metadata"));
+				json_decref(q);
+				manifest_free(m);
+			}
+			teardown(NULL);
+			clear(NULL);
 		}
-		teardown(NULL);
-		clear(NULL);
-	}
 }
 
 int main(void)
@@ -272,8 +289,9 @@ int main(void)
 		T(a_late_fence_lets_no_earlier_owner_in),
 		T(who_takes_over_leaves_the_staging_of_a_later_owner),
 		T(a_fence_outlives_every_sweep),
+		T(a_former_owner_removes_its_own_fence),
 		T(a_job_that_its_former_owner_has_committed_has_succeeded),
-		T(what_a_later_job_saved_stays),
+		T(what_another_job_saved_is_named),
 		T(the_sweep_of_a_former_owner_leaves_the_new_owners_staging),
 		T(nothing_is_committed_while_a_sweep_removes_it),
 		T(a_commit_that_another_node_may_have_seen_is_not_taken_back),

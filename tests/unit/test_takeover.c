@@ -480,10 +480,30 @@ static void a_job_of_a_former_daemon_of_this_name_is_taken_up_as_the_next_owner(
 	assert_int_equal(takeover_own(&k), TAKEOVER_IS_GONE);
 }
 
+/* Clocks of nodes may be minutes apart: etcd's order counts, and a job that may have been there at the same time is not undone. */
+static void a_job_that_was_there_before_is_told_from_a_later_one(void **)
+{
+	struct takeover_found f = { .id_is_later = true };
+
+	assert_true(takeover_is_later(&f));
+	f = (struct takeover_found){ .has_records = true, .other_ended = true, .own_made = 7, .other_changed = 6, .id_is_later = true };
+	assert_false(takeover_is_later(&f));
+	f.id_is_later = false;
+	f.other_changed = 8;
+	assert_true(takeover_is_later(&f));
+	f.by_one_daemon = true;
+	assert_false(takeover_is_later(&f));
+	f = (struct takeover_found){ .has_records = true, .own_made = 7, .other_changed = 6 };
+	assert_true(takeover_is_later(&f)); /* its end is not known: it may come behind this job's commit */
+	f.has_records = false;
+	assert_false(takeover_is_later(&f));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(the_gate_asks_when_the_lease_may_be_over),
+		cmocka_unit_test(a_job_that_was_there_before_is_told_from_a_later_one),
 		cmocka_unit_test(a_job_of_a_former_daemon_of_this_name_is_taken_up_as_the_next_owner),
 		cmocka_unit_test(nothing_is_committed_twice_and_nothing_is_lost),
 	};

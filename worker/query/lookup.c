@@ -17,6 +17,7 @@
 #include "store/beside.h"
 #include "store/commit.h"
 #include "store/copied.h"
+#include "store/fence.h"
 #include "store/identity.h"
 #include "store/kept_trash.h"
 #include "store/notes.h"
@@ -542,10 +543,13 @@ static FALLIBLE enum err lookup_file(struct worker *w, const json_t *q, const in
 static FALLIBLE enum err recover(struct worker *w, const json_t *q, struct buf *out)
 {
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
+	char other[COMMIT_JOB_MAX];
 	bool committed = false;
 
-	TRY(commit_recover(&w->stores, q, &committed, &m));
+	TRY(commit_recover(&w->stores, q, &committed, &m, other));
 	buf_printf(out, "{\"committed\":%s", committed ? "true" : "false");
+	if (other[0])
+		buf_json_member(out, ",\"other\":", str_of(other));
 	if (committed) {
 		buf_puts(out, ",\"result\":{\"checkpoint\":{\"storage\":");
 		buf_json_str(out, str_of(json_string_value(json_object_get(q, "storage"))));
@@ -579,6 +583,7 @@ static FALLIBLE enum err sweep(struct worker *w, const json_t *q, struct buf *ou
 		struct ref target = ref_checkpoint(json_string_value(json_object_get(q, "storage")), name);
 		TRY(store->ops->sweep(store, &keep, name, job, &swept));
 		TRY(part ? hosts_part_remove(&w->stores, &target, part) : OK);
+		TRY(json_object_get(q, "moved_from") ? fence_drop(store, name, job, (uint32_t)jval_int(q, "moved_from")) : OK);
 		buf_printf(out, "{\"removed\":%ju,\"later_ms\":%jd}", (uintmax_t)swept.removed, (intmax_t)swept.later_ms);
 		return OK;
 	}

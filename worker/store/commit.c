@@ -122,38 +122,39 @@ enum err commit_delete(const struct store_job *by, const struct ref *ref, const 
 
 /* ---- what a job that is taken over finds ---- */
 
-struct later {
+struct other {
 	const char *job;
 	struct store_at folder;
-	bool found;
+	char *found;                   /* COMMIT_JOB_MAX bytes; "": nobody's */
 };
 
-static FALLIBLE enum err look_at_page(struct later *l, const char *page)
+static FALLIBLE enum err look_at_page(struct other *o, const char *page)
 {
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 
-	enum err e = checkpoint_manifest(l->folder, page, &m);
+	enum err e = checkpoint_manifest(o->folder, page, &m);
 	if (e == ERR_FORMAT_MANIFEST || e == ERR_LIMIT_EXCEEDED || e == ERR_CHECKPOINT_DAMAGED) {
 		err_clear(); /* it tells of no job */
 		return OK;
 	}
 	TRY(e);
-	l->found = l->found || (m && strlen(m->job) == strlen(l->job) && strcmp(m->job, l->job) > 0);
+	if (m && strlen(m->job) == strlen(o->job) && strcmp(m->job, o->job) != 0 && strcmp(m->job, o->found) > 0)
+		snprintf(o->found, COMMIT_JOB_MAX, "%s", m->job);
 	return OK;
 }
 
-static enum err note_later(void *user, const char *name, unsigned char)
+static enum err note_other(void *user, const char *name, unsigned char)
 {
 	int64_t rank;
 
-	return manifest_is(name, &rank) || strcmp(name, COPIED_NAME) == 0 ? look_at_page(user, name) : OK;
+	return manifest_is(name, &rank) ? look_at_page(user, name) : OK;
 }
 
 /* The job may have ended without telling the others, and its target may have been saved anew since: that is not what it was to replace or
- * remove. Ids of jobs sort by the time of their creation. */
-static FALLIBLE enum err check_not_later(const struct store_job *by, const struct store *store, const char *name)
+ * remove. Which other job was it? */
+static FALLIBLE enum err find_other(const struct store_job *by, const struct store *store, const char *name, char found[COMMIT_JOB_MAX])
 {
-	struct later l = { .job = by->id, .folder = STORE_NOTHING };
+	struct other o = { .job = by->id, .folder = STORE_NOTHING, .found = found };
 	char parent[4096], last[256], page[BESIDE_MAX];
 	struct stat st;
 
@@ -164,19 +165,20 @@ static FALLIBLE enum err check_not_later(const struct store_job *by, const struc
 	}
 	TRY(e);
 	if (S_ISDIR(st.st_mode)) {
-		TRY(store_enter(store_top(store), name, &l.folder));
-		e = store_list(l.folder, note_later, &l);
+		TRY(store_enter(store_top(store), name, &o.folder));
+		e = look_at_page(&o, COPIED_NAME); /* a copy's manifests are those of its source, and name its job */
+		e = e || found[0] ? e : store_list(o.folder, note_other, &o);
 	} else {
 		TRY(staging_divide(name, parent, sizeof parent, last, sizeof last));
-		TRY(store_enter(store_top(store), parent, &l.folder));
-		e = beside_path(last, MANIFEST_NAME, page) ? look_at_page(&l, page) : OK;
+		TRY(store_enter(store_top(store), parent, &o.folder));
+		e = beside_path(last, MANIFEST_NAME, page) ? look_at_page(&o, page) : OK;
 	}
-	store_close(&l.folder);
-	TRY(e);
-	return l.found ? ERR(STATE_CONFLICT, "'%s' was saved by a later job meanwhile, and stays as that left it", name) : OK;
+	store_close(&o.folder);
+	return e;
 }
 
-enum err commit_recover(const struct stores *stores, const json_t *question, bool *committed_out, struct manifest **manifest_out)
+enum err commit_recover(const struct stores *stores, const json_t *question, bool *committed_out, struct manifest **manifest_out,
+			char other_out[COMMIT_JOB_MAX])
 {
 	const char *kind = jval_text(question, "kind"), *name = jval_text(question, "name");
 	const struct store_job by = { .stores = stores, .id = jval_text(question, "job"),
@@ -186,6 +188,7 @@ enum err commit_recover(const struct stores *stores, const json_t *question, boo
 	enum job_kind k;
 
 	*committed_out = false;
+	other_out[0] = '\0';
 	TRY(stores_find(stores, json_string_value(json_object_get(question, "storage")), &store));
 	bool removes = kind && kind_parse(str_of(kind), &k) && kind_is(k, KIND_REMOVES);
 	bool takes = json_is_true(json_object_get(question, "takes"));
@@ -196,5 +199,5 @@ enum err commit_recover(const struct stores *stores, const json_t *question, boo
 		TRY(fence_check(&by, store, name));
 	}
 	TRY(store->ops->recover(&by, store, name, removes, committed_out, manifest_out));
-	return takes && !*committed_out ? check_not_later(&by, store, name) : OK;
+	return takes && !*committed_out ? find_other(&by, store, name, other_out) : OK;
 }

@@ -27,9 +27,11 @@ FALLIBLE enum err commit_delete(const struct store_job *by, const struct ref *re
 				struct commit_removed *out);
 /* Records ERR_NOT_DURABLE: "'name' what, but …", and why: this thread's latest error. */
 enum err commit_in_doubt(const char *what, const char *name);
-/* After a crash: is the job's checkpoint there? If not, what it left is removed. ERR_STATE_CONFLICT: the job is taken over, and a later job
- * has saved its target. */
-FALLIBLE enum err commit_recover(const struct stores *stores, const json_t *question, bool *committed_out, struct manifest **manifest_out);
+enum { COMMIT_JOB_MAX = 64 };
+/* After a crash: is the job's checkpoint there? If not, what it left is removed. Of a job that is taken over, other_out is the job whose
+ * checkpoint is there instead, or "": whoever asks knows which of the two came later. */
+FALLIBLE enum err commit_recover(const struct stores *stores, const json_t *question, bool *committed_out, struct manifest **manifest_out,
+				 char other_out[COMMIT_JOB_MAX]);
 /* Names that a sweep (store.h) leaves alone, besides the one copy of a checkpoint that a job had put away (posix_in_place.h). */
 struct commit_keep {
 	const json_t *jobs;            /* these; NULL: none */

@@ -81,6 +81,20 @@ enum err fence_check(const struct store_job *by, const struct store *store, cons
 	return e ? e : look(by, folder);
 }
 
+enum err fence_drop(const struct store *store, const char *target, const char *job, uint32_t turn)
+{
+	CLEANUP(store_close) struct store_at folder = STORE_NOTHING;
+	char name[FENCE_NAME_MAX];
+
+	name_fence(&(struct store_job){ .id = job }, turn, name);
+	enum err e = enter(store, target, false, &folder);
+	if (e == ERR_NOT_FOUND) {
+		err_clear();
+		return OK;
+	}
+	return e ? e : store->ops->drop(folder, name);
+}
+
 enum err fence_raise(const struct store_job *by, const struct store *store, const char *target, bool lock)
 {
 	CLEANUP(store_close) struct store_at folder = STORE_NOTHING, held = STORE_NOTHING;

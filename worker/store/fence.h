@@ -16,7 +16,8 @@
  * the fence under the lock of the folder, and who takes it over makes the fence under the same lock.
  *
  * A fence has no end in time: its owner may have been stopped for longer than any. Its bytes are for people; only that it is there counts.
- * A take-over leaves one for each owner before it, and they go with their folder.
+ * A take-over leaves one for each owner before it. Whoever is kept out removes its own, once its journal says that the job is another's and
+ * none of its workers is at it: nothing would look for the fence any more. Those of owners that never come back go with their folder.
  *
  * The name of a staging of a turn behind 0 ends with the mark of the daemon that made it: each daemon removes its own. */
 #pragma once
@@ -30,5 +31,7 @@ bool fence_is_of(const char *name, struct str job, const char *mark);
 bool fence_keeps_out(const char *name, struct str job, const struct store_job *by);
 /* ERR_JOB_MOVED: a later owner has the job. Nothing for jobs that nobody takes over (by->mark is NULL). */
 FALLIBLE enum err fence_check(const struct store_job *by, const struct store *store, const char *target);
+/* The one that keeps out this daemon, which was the owner of that turn, has no worker at the job, and never begins one again. */
+FALLIBLE enum err fence_drop(const struct store *store, const char *target, const char *job, uint32_t turn);
 /* Makes the fences of all earlier owners. lock: keeps removals out meanwhile. ERR_JOB_MOVED: a later owner has the job by now. */
 FALLIBLE enum err fence_raise(const struct store_job *by, const struct store *store, const char *target, bool lock);
