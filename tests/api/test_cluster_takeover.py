@@ -119,7 +119,7 @@ def test_which_job_came_later_is_not_told_by_nodes_clocks(cluster, server, tmp_p
         job = slow_reshard(a, "src", "dst", overwrite=True)["id"]
         known_to_etcd(a, job)
         a.kill()
-        b.sees(a="away", b=b.nodes()["b"])
+        lib.wait_for(lambda: b.nodes()["a"] == "away", 20, "a is away")
         return job
 
     def taken(job):
@@ -134,6 +134,7 @@ def test_which_job_came_later_is_not_told_by_nodes_clocks(cluster, server, tmp_p
     clock.step(300)
     a.start()
     a.sees(a="joined", b="joined")
+    lib.wait_for(lambda: not any("/left/" in k for k in server.keys(f"/{tmp_path.name}/")), 20, "a knows what it has lost")
     b.api.post("/v1/nodes/b:drain").ok(200)
     job = left_by_a()
     sd = lib.fresh()
