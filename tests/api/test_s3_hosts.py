@@ -207,3 +207,23 @@ def test_a_bad_network_tears_nothing(two, networks):
         if save.name in there:
             loads(two[1], save.name, save.images)
     assert [None, None] in ends, ends
+
+
+@pytest.mark.long
+def test_a_page_that_comes_after_the_goodbye_goes(two, networks, s3):
+    """The other host's first beat is on its way while the leader is cancelled, and removes the place where they meet."""
+    save, held, gone = Save(two, f"run/{lib.fresh()}", timeout=3), threading.Event(), threading.Event()
+
+    def fault(verb, path, _):
+        if verb == "PUT" and path.endswith("/beat-1") and not held.is_set():
+            held.set()
+            gone.wait(30)
+
+    networks[1].fault = fault
+    save.run()
+    assert held.wait(30)
+    two[0].api.post(f"/v1/jobs/{save.jobs[0][1]}:cancel").ok(202)
+    lib.wait_for(lambda: s3.keys(".dcpd/hosts") == [], 30, "the leader's goodbye")
+    gone.set()
+    assert all(save.ends())
+    assert s3.keys(".dcpd/hosts") == []

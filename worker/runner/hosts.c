@@ -12,7 +12,7 @@
 
 enum {
 	LOOK_FIRST_MS = 5, LOOK_MS = 200, LOOK_FAR_MS = 1000, BEATS_PER_TIMEOUT = 8, BEAT_MAX_MS = 2000, JOIN_TIMEOUTS = 6,
-	BYE_MS = 5000, BYE_FAILED_MS = 2000, END_MAX = 64 << 10
+	BYE_MS = 5000, END_MAX = 64 << 10
 };
 
 const char *hosts_name(const struct hosts *h, uint32_t host)
@@ -433,9 +433,9 @@ static bool all_ended(struct hosts *h)
 	return all;
 }
 
-static void say_goodbye(struct hosts *h, bool failed)
+static void say_goodbye(struct hosts *h)
 {
-	int64_t until = clock_mono_ms() + (failed ? BYE_FAILED_MS : BYE_MS);
+	int64_t until = clock_mono_ms() + BYE_MS;
 
 	for (int ms = LOOK_FIRST_MS; clock_mono_ms() < until && !all_ended(h); ms = longer(h, ms)) {
 		if (job_pause(h->job, ms)) { /* cancelled: no time for that */
@@ -445,6 +445,31 @@ static void say_goodbye(struct hosts *h, bool failed)
 	}
 	if (store_drop(store_top(h->store), h->path))
 		err_clear(); /* the next sweep takes it */
+}
+
+static enum err drop_own(void *user, const char *name, unsigned char)
+{
+	const struct hosts *h = user;
+	char mine[32];
+
+	hosts_file(mine, "", h->index);
+	const char *dash = strrchr(name, '-');
+	return dash && strcmp(dash, mine) == 0 ? store_drop(h->dir, name) : OK;
+}
+
+/* An object storage takes pages for a place that is removed: this host's go, if they came behind the leader's goodbye. */
+static void drop_late_pages(struct hosts *h)
+{
+	struct hosts_view v;
+
+	if (h->store->ops->fd_of)
+		return;
+	enum err e = look(h, &v);
+	if (!e && v.gone)
+		e = store_list(h->dir, drop_own, h);
+	view_free(&v);
+	if (e)
+		err_clear(); /* the next sweep takes them */
 }
 
 void hosts_close(struct hosts *h, enum err e)
@@ -458,7 +483,9 @@ void hosts_close(struct hosts *h, enum err e)
 	if (came)
 		put_end(h, e);
 	if (h->leads && came && e != ERR_NOT_DURABLE) /* the meeting place may hold the only copy that is on the disk: swept later */
-		say_goodbye(h, e != OK);
+		say_goodbye(h);
+	else if (!h->leads && came)
+		drop_late_pages(h);
 	store_close(&h->dir);
 	rank_segments_free(&h->whole);
 	mem_free(h->host_of);

@@ -41,21 +41,15 @@ enum err s3_meeting_make(struct s3 *s3, const char *key)
 	return s3_put(s3, page, "", 0, S3_ALWAYS, NULL, NULL, NULL);
 }
 
-static enum err is_there(void *user, struct str key, const struct s3_object *object)
-{
-	(void)key, (void)object;
-	*(bool *)user = true;
-	return OK;
-}
-
+/* A page that came after the end makes no place. */
 enum err s3_meeting_look(struct s3 *s3, const char *key)
 {
-	char prefix[S3_PATH_MAX + 1];
-	bool there = false;
+	char page[S3_PATH_MAX];
+	struct s3_object made;
 
-	snprintf(prefix, sizeof prefix, "%s/", key);
-	TRY(s3_list(s3, prefix, 0, NULL, 1, NULL, is_there, &there));
-	return there ? OK : s3_missing(key);
+	TRY(s3_join(key, MADE, page));
+	enum err e = s3_head(s3, page, NULL, &made);
+	return e == ERR_NOT_FOUND ? s3_missing(key) : e;
 }
 
 /* ---- removing ---- */
