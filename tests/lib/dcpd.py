@@ -507,7 +507,11 @@ def strikes(d, call, when, what, path=None, running=False):
         yield
     finally:
         p.terminate()
-        p.wait()
+        try:
+            p.wait(20)
+        except subprocess.TimeoutExpired:  # strace lets go of each thread by itself, and has been seen to wait for one without end
+            p.kill()
+            p.wait()
 
 
 def ours(d):
