@@ -1,9 +1,14 @@
 """What the tests of device memory run, each in a process of its own: `on_gpu.py CASE REFERENCE …`. It prints a line of JSON."""
+import gc
 import json
 import logging
 import os
 import pathlib
+import signal
 import sys
+import threading
+import time
+import weakref
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "lib"))  # behind the package, whose name the harness has too
 
@@ -190,6 +195,47 @@ def new_tensors(ref):
     except RuntimeError as e:
         assert "out of memory" in str(e)
     return [x["name"] for x in dcpd.connect().state_dicts.list() if f"-{os.getpid()}-" in x["name"]]
+
+
+def lost(ref, how, pid=0):
+    """Loads to the device whose copy hangs in its worker. The call is interrupted ("goes_on": the worker goes on when the load waits for
+    it; "hangs": it never does), or the daemon, process `pid`, is killed. Whether what was made for the load is still in memory."""
+    made, real, deleted, client = [], _load._empty, dcpd.client.StateDicts.delete, dcpd.connect()
+    _load._empty = lambda x, device: (t := put(real(x, "cpu")), made.append(weakref.ref(t)))[0]
+    dcpd.save({"w": numbers(2 << 20, 1)}, ref)
+    dcpd.load(ref, device="cuda")  # the worker is there
+    worker = next(w["pid"] for w in workers(client))
+    made.clear()
+
+    def once_begun():
+        while not any(w["state"] == "busy" for w in workers(client)):
+            time.sleep(0.01)
+        os.kill(int(pid), signal.SIGKILL) if pid else signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    def delete(*args):
+        if how == "goes_on":
+            os.kill(worker, signal.SIGCONT)
+        return deleted(*args)
+
+    dcpd.client.StateDicts.delete = delete
+    client._t.reconnect = 0.1
+    _handover.OUTLAST = SECONDS if how == "goes_on" else 0.1
+    os.kill(worker, signal.SIGSTOP)
+    threading.Thread(target=once_begun).start()
+    try:
+        dcpd.load(ref, device="cuda", client=client)
+        raise AssertionError("it was loaded")
+    except (KeyboardInterrupt, dcpd.ConnectionLost) as e:
+        raised = type(e).__name__
+    gc.collect()
+    kept = [t() is not None for t in made]
+    if not pid:
+        os.kill(worker, signal.SIGCONT)
+    return raised, kept
+
+
+def workers(client):
+    return [w for w in client._t.request("GET", "/v1/workers")["workers"] if w["role"] == "device"]
 
 
 def overlapped(ref):

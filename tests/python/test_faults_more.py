@@ -30,6 +30,31 @@ def interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
+def test_an_interrupted_load_cancels_its_job(own, monkeypatch):
+    """And the interrupt is what the caller sees, not that the job still uses the state dict."""
+    own()
+    client = dcpd.connect()
+    dcpd.save({"w": np.arange(1000)}, "main:a")
+    dcpd.load("main:a")
+    gang = [w["pid"] for w in client._t.request("GET", "/v1/workers")["workers"] if w["role"] != "lookup"]
+    real = C.Jobs.create
+
+    def create(*args, **kw):
+        for pid in gang:
+            os.kill(pid, signal.SIGSTOP)
+        return real(*args, **kw)
+
+    monkeypatch.setattr(C.Jobs, "create", create)
+    monkeypatch.setattr(C.Jobs, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        dcpd.load("main:a")
+    for pid in gang:
+        os.kill(pid, signal.SIGCONT)
+    (job,) = client.jobs.list(filter='kind="load"', limit=1)
+    lib.wait_for(lambda: client.jobs.get(job.id).done, 20, "its end")
+    assert client.jobs.get(job.id)["state"] == "cancelled"
+
+
 @pytest.mark.parametrize("moment", ["copy", "sealed", "create", "created", "wait"])
 def test_interrupted_saves_hold_no_slot(at, monkeypatch, moment):
     """One slot only: a save that kept it would make the next one wait for ever."""

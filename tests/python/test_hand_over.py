@@ -44,7 +44,7 @@ def run(g, forks):
         p = forks.start(ON_GPU, case, f"main:{lib.fresh()}", *args, env=program_environment(d, **(env or {})))
         out, err = p.communicate(timeout=100 * lib.PATIENCE)
         assert p.returncode == 0, f"{out}\n{err}"
-        return json.loads(out.splitlines()[-1]), copied(d) - before
+        return json.loads(out.splitlines()[-1]), copied(d) - before if d.alive() else None
 
     return run
 
@@ -111,6 +111,24 @@ def test_new_tensors_on_the_device(run):
     told, n = run("new_tensors")
     assert n == 2 * (2 * (2 << 20) + 4) + 4 * (3 << 20) + 4 * 5 and told["said"] == [], (told, n)
     assert told["out"] == [], "segments that a load has made are gone when it has failed"
+
+
+@pytest.mark.parametrize("how", ["goes_on", "hangs"])
+def test_an_interrupted_load_leaves_no_memory_to_a_worker_that_writes(run, how):
+    """The tensors are freed when the copy into them has ended, else never."""
+    told, _ = run("lost", how)
+    hangs = how == "hangs"
+    assert told["out"] == ["KeyboardInterrupt", [hangs]], told
+    assert [("8388608 bytes of GPU memory are kept" in x) for x in told["said"]] == [True] * hangs, told
+
+
+def test_a_load_that_loses_its_daemon_keeps_what_a_worker_may_write_to(run, tmp_path):
+    d = gpu_daemon(tmp_path)
+    try:
+        told, _ = run("lost", "killed", d.proc.pid, d=d)
+    finally:
+        d.discard()
+    assert told["out"] == ["ConnectionLost", [True]] and "bytes of GPU memory are kept" in told["said"][0], told
 
 
 def test_an_overlapping_save(run):

@@ -6,7 +6,7 @@ import re
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from . import _daemon, _group, _where, errors
+from . import _daemon, _group, _session, _where, errors
 from .client import Client, Job
 
 LEASE = 120
@@ -74,11 +74,19 @@ def client_of(ask: Ask, url: str) -> Client:
     return ask.client or _daemon.client_at(url)
 
 
-def remove(c: Client, name: str) -> None:
+def give_up(c: Client, job: str) -> None:
+    """Of a load that has failed here, or was interrupted: nobody wants what its job makes."""
     try:
-        c.state_dicts.delete(name)
-    except errors.NotFound:
-        pass
+        with _session.brief(c) as client:
+            client.jobs.cancel(job)
+    except errors.DcpdError:
+        pass  # it is over, or the daemon is gone
+
+
+def remove(c: Client, name: str) -> None:
+    """Removes a state dict of this process's, once its job has let go. A daemon that does not answer removes it with its lease: that is no
+    error, and hides none."""
+    _session.delete(c, name, 5.0)
 
 
 def same_call(seen: Sequence[Tuple[Any, ...]]) -> None:

@@ -68,10 +68,23 @@ def _spread(n: int, f: Callable[[Any], Any], parts: Sequence[Any]) -> None:
         for p in [*parts[:1], *parts[1 + len(running):]]:
             f(p)
     finally:
-        for r in running:
-            r.exception()
+        outlive(running)
     for r in running:
         r.result()
+
+
+def outlive(running: Sequence[Any]) -> None:
+    """Returns when all these futures have ended, whatever is raised meanwhile: they write to memory that will be somebody else's. What a
+    signal's handler raises here, a second KeyboardInterrupt, is raised then."""
+    late: Optional[BaseException] = None
+    for r in running:
+        while not r.done():
+            try:
+                r.exception()
+            except BaseException as e:
+                late = e
+    if late is not None:
+        raise late
 
 
 def populate(address: int, size: int) -> None:

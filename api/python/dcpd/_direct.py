@@ -497,8 +497,7 @@ class _Reading:
             self._wait(running)
         finally:  # also after a KeyboardInterrupt, and a second one: what they write to will be somebody else's
             self.stopped = True
-            for r in running:
-                _outlive(r)
+            _copy.outlive(running)
         for r in running:
             r.result()
 
@@ -551,15 +550,6 @@ class _Reading:
         for fd, offset, size in steps:
             if fd >= 0:
                 os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
-
-
-def _outlive(running: Any) -> None:
-    while True:
-        try:
-            running.exception()
-            return
-        except KeyboardInterrupt:
-            continue
 
 
 class _Place(NamedTuple):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import Any, Callable, Collection, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
-from . import _ring, _tensors, errors
+from . import _ring, _session, _tensors, errors
 from .client import Client
 from .image import Layout
 
@@ -17,10 +18,12 @@ log = logging.getLogger("dcpd")
 LEAST = 4 << 20       # bytes below which the round trip costs more than a copy
 _ROW = 32             # bytes of the table of pieces
 _MAPPING = 2 << 20    # the smallest allocation that an expandable segment is made of: a piece may cross into the next
+OUTLAST = 20.0        # seconds that the end of a copy whose answer was lost is waited for
 _LASTING = ("", "backend_unavailable", "forbidden", "not_found", "unknown_field")  # codes of refusals that the next save would meet again
 Wait = Callable[[Any], None]
 _off: Dict[str, str] = {}        # by daemon: why nothing is handed over any more
 _said: Set[Tuple[str, str]] = set()
+_kept: List[List[Any]] = []      # tensors that a worker may still write to: never freed
 
 
 def worth(client: Client, sizes: Sequence[int]) -> int:
@@ -56,16 +59,19 @@ class Hand:
              to_device: bool = False) -> FrozenSet[int]:
         """Has those of these chunks that it can copied into the rank's open slot, which `v` shows, or from its sealed slot. wait: for the
         kernels of a device; those of the thread's current stream, if not given. Returns what is copied: all, or after a refusal the
-        devices before. Raises ConnectionLost and WaitTimeout, as a worker may be writing still, and state_conflict if the slot is not this
-        rank's."""
+        devices before. Raises ConnectionLost and WaitTimeout, and state_conflict if the slot is not this rank's. A copy to the device
+        whose answer is lost is outlasted: see `_outlast`."""
         done: Set[int] = set()
         for device, mine in self._by_device(chunks).items():
             pieces = [(v.at(i), self._addresses[i], self._layout.sizes[i]) for i in mine]
             (wait or _wait)(device)
             try:
                 self._client.state_dicts.copy(name, rank, generation, pieces, v._buffer, v.end + -v.end % 8, to_device=to_device)
-            except (errors.DcpdError, OSError) as e:
-                if getattr(e, "code", None) == "state_conflict":
+            except BaseException as e:
+                if to_device and not _has_ended(e):
+                    _outlast(self._client, name, [self._d.sources[i] for i in mine])
+                    raise
+                if not isinstance(e, (errors.DcpdError, OSError)) or getattr(e, "code", None) == "state_conflict":
                     raise
                 _refused(self._client, e)
                 break
@@ -139,6 +145,34 @@ def _refused(client: Client, e: Exception) -> None:
         log.warning("dcpd: this process copies its GPU memory itself%s, which takes longer: %s", lasting, e.message)
     if code in _LASTING:
         _off[client.url] = e.message
+
+
+def _has_ended(e: BaseException) -> bool:
+    """Whether a copy that raised this has ended, or never begun: the daemon has answered, or the request was not sent. A daemon that
+    shuts down answers although a worker may hang in its driver."""
+    if not isinstance(e, errors.DcpdError):
+        return isinstance(e, OSError)  # of the descriptors' connection, before the request
+    lost = (errors.ConnectionLost, errors.WaitTimeout, errors.NoDaemon, errors.ProtocolMismatch)
+    return e.code != "draining" and not isinstance(e, lost)
+
+
+def _outlast(client: Client, name: str, tensors: List[Any]) -> None:
+    """Returns when the copy into these tensors has ended, or keeps them for good: a worker goes on writing when the client has lost the
+    connection or was interrupted, and the memory would be somebody else's by then. The lane's state dict is deleted, which the daemon
+    refuses while a copy uses it, and which keeps a copy that is still on its way from beginning. A restarted daemon has made sure that the
+    workers of the one before are gone before it answers."""
+    _kept.append(tensors)  # first: a further KeyboardInterrupt ends the waiting, and must not free them
+    end, ended = time.monotonic() + OUTLAST, False
+    while not ended and time.monotonic() < end:
+        ended = _session.delete(client, name, end - time.monotonic())
+        if not ended:  # nobody answers: the daemon may be restarted
+            time.sleep(0.05)
+    if ended:
+        _kept[:] = [x for x in _kept if x is not tensors]
+        return
+    size = sum(x.numel() * x.element_size() for x in tensors)
+    log.warning("dcpd: %d bytes of GPU memory are kept until this process ends: their load has lost its daemon, a worker of which may "
+                "still write there", size)
 
 
 def _wait(device: Any) -> None:

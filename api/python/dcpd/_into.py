@@ -448,10 +448,7 @@ class _Run:
             self.target.direct.close()
         if self.g.rank == 0:
             for step in self.running:
-                try:
-                    self.c.jobs.cancel(step.job)
-                except errors.DcpdError:
-                    pass  # it is over
+                _ask.give_up(self.c, step.job)
         for lane in self.lanes:
             _session.discard(lane, 5.0)
 

@@ -161,7 +161,11 @@ def _fetch(ask: _ask.Ask, place: _where.Place, name: str, keys: Optional[List[st
     c = place.client
     target = {"state_dict": name, "world_size": 1, "lease_seconds": _ask.LEASE}
     job = ask.submit(c, place.object, target, keys)
-    ask.wait(c, job)
+    try:
+        ask.wait(c, job)
+    except BaseException:
+        _ask.give_up(c, job.id)
+        raise
     slot = c.state_dicts.get(name)["ranks"][0]["slots"][0]
     return slot["segment"], slot["image_bytes"]
 

@@ -136,23 +136,33 @@ class Session:
         """Unmaps everything, and deletes the state dict if it was made here and no job uses it."""
         for name in list(self.mapped):
             self.drop(name)
-        if not self.owner or self.pid != os.getpid():
-            return
-        t = self.client._t  # one that does not wait for a daemon that has gone
-        with Client(Transport(t.endpoint, t.token, timeout=5.0, reconnect=0.0)) as client:
-            self._delete(client, time.monotonic() + timeout)
+        if self.owner and self.pid == os.getpid():
+            delete(self.client, self.name, timeout)
 
-    def _delete(self, client: Client, end: float) -> None:
+
+def brief(client: Client) -> Client:
+    """A client of the same daemon that does not wait for it if it has gone."""
+    t = client._t
+    return Client(Transport(t.endpoint, t.token, timeout=5.0, reconnect=0.0))
+
+
+def delete(client: Client, name: str, timeout: float) -> bool:
+    """Deletes a state dict when nothing uses it any more; returns whether it is known to be gone. Else dcpd frees it when the jobs are done
+    and the lease is over."""
+    end = time.monotonic() + timeout
+    with brief(client) as c:
         while True:
             try:
-                client.state_dicts.delete(self.name)
-                return
+                c.state_dicts.delete(name)
+                return True
+            except errors.NotFound:
+                return True
             except errors.Busy:
                 if time.monotonic() > end:
-                    return  # dcpd frees it when the jobs are done and the lease is over
+                    return False
                 time.sleep(0.05)
             except errors.DcpdError:
-                return
+                return False
 
 
 _sessions: Dict[Any, Session] = {}

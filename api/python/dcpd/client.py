@@ -494,8 +494,10 @@ class StateDicts(_Resource):
         """Copies device memory of this process (CUDA) into the rank's open slot, which is then to be sealed, or from its sealed slot to the
         device. pieces: (place in the slot, address on the device, bytes), all of one GPU. slot: the mapped segment, in which the table of
         pieces is written at `table`, behind the image: 32 bytes a piece, and as many for each allocation that a piece crosses. Kernels that
-        write the memory must be done. The memory may change when this returns {"bytes", "copies", "gathered", "pinned"}. After an error
-        nothing touches slot or memory any more: copy by other means. RequestRefused: memory cannot be handed over, or over TCP."""
+        write the memory must be done. The memory may change when this returns {"bytes", "copies", "gathered", "pinned"}. After an
+        error that the daemon has answered nothing touches slot or memory any more: copy by other means. After ConnectionLost or an
+        interrupt a worker may, until the state dict can be deleted: keep the memory. RequestRefused: memory cannot be handed over, or
+        over TCP."""
         from . import _device
 
         if not self._t.endpoint.unix:
