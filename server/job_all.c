@@ -81,9 +81,10 @@ static enum err recall_save(void *user, const struct journal_job *row)
 	struct job_load l = { .server = user };
 
 	if (job_load_row(&l, row) == OK) {
-		state_dict_recall(l.server->state_dicts, &l.job->spec.source, l.job->id, &l.job->spec.target);
+		const struct state_dict_save save = job_spec_as_save(l.job);
+		state_dict_recall(l.server->state_dicts, &l.job->spec.source, &save);
 		for (size_t i = 0; i < l.job->spec.parts.n; i++)
-			state_dict_recall(l.server->state_dicts, &l.job->spec.parts.v[i], l.job->id, &l.job->spec.target);
+			state_dict_recall(l.server->state_dicts, &l.job->spec.parts.v[i], &save);
 	}
 	err_clear();
 	job_free(l.job);

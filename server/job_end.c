@@ -312,6 +312,7 @@ void job_end(struct job *j, enum job_state state)
 
 	struct journal_txn *t = journal_txn_new(j->server->journal);
 	uint64_t failures = mem_failures();
+	const struct state_dict_save save = job_spec_as_save(j);
 	enum err e = OK;
 	j->finished_ms = clock_wall_ms();
 	leave_stage(j);
@@ -327,9 +328,9 @@ void job_end(struct job *j, enum job_state state)
 		if (j->replicas_short)
 			errdoc_warn(j->result, JOB_NOT_REPLICATED, j->replicas_short);
 		if (j->kind == JOB_SAVE && j->source_use)
-			state_dict_saved(j->source_use, j->id, &j->spec.target);
+			state_dict_saved(j->source_use, &save);
 		for (uint32_t i = 0; j->kind == JOB_SAVE && i < j->part_count; i++)
-			state_dict_saved(j->part_uses[i], j->id, &j->spec.target);
+			state_dict_saved(j->part_uses[i], &save);
 		if (j->bytes_total > j->bytes_done)
 			j->bytes_done = j->bytes_total;
 		if (j->made_use)

@@ -178,6 +178,7 @@ FALLIBLE enum err job_spec_resolve(struct job *j);   /* reads the request: spec,
 FALLIBLE enum err job_spec_check_free(const struct job *j);
 bool job_spec_selects(const struct job *j);          /* not the whole source */
 bool job_spec_writes_checkpoint(const struct job *j);
+struct state_dict_save job_spec_as_save(const struct job *j);    /* borrowed */
 bool job_spec_loads(const struct job *j);             /* into a state dict, which it makes if there is none */
 bool job_spec_makes_next(const struct job *j);        /* a state dict's next generation, beside the one that is there */
 bool job_spec_compares(const struct job *j);         /* it has an a and a b */

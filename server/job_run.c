@@ -213,6 +213,8 @@ static FALLIBLE enum err replica_role(const struct job *j, json_t **out)
 	*out = json_pack("{s:{s:s, s:s, s:s, s:s, s:s, s:b}}", "replica", "job", r->job.p, "storage", r->of.storage.p, "name", r->of.name.p,
 			 "node", j->spec.source.node.p, "state_dict", j->spec.source.name.p, "part", r->is_part);
 	NEED(*out, "cannot describe a replica");
+	if (r->hosts.n && json_object_set_new(json_object_get(*out, "replica"), "hosts", json_string(r->hosts.p)) != 0)
+		return ERR(NO_MEMORY, "cannot describe a replica");
 	return OK;
 }
 

@@ -30,6 +30,13 @@ bool job_spec_writes_checkpoint(const struct job *j)
 	return kind_is(j->kind, KIND_MAKES) && j->spec.target.kind == REF_CHECKPOINT;
 }
 
+struct state_dict_save job_spec_as_save(const struct job *j)
+{
+	const char *hosts = j->spec.hosts.count ? j->spec.hosts.id.p : NULL;
+
+	return (struct state_dict_save){ .job = j->id, .hosts = hosts, .checkpoint = j->spec.target };
+}
+
 bool job_spec_loads(const struct job *j)
 {
 	return (j->kind == JOB_LOAD || j->kind == JOB_APPLY) && j->spec.target.kind == REF_STATE_DICT && !job_spec_makes_next(j);

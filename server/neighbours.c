@@ -461,6 +461,8 @@ static FALLIBLE enum err make_body(const struct job *j, struct copying *k)
 				       "part", j->spec.hosts.id.p != NULL,
 			    "labels", "replica_from", self);
 	NEED(k->list && k->body, "cannot ask a neighbour");
+	if (j->spec.hosts.count && json_object_set_new(json_object_get(k->body, "replica"), "hosts", json_string(j->spec.hosts.id.p)) != 0)
+		return ERR(NO_MEMORY, "cannot ask a neighbour");
 	return OK;
 }
 

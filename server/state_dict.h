@@ -244,11 +244,17 @@ void state_dict_make(struct state_dicts *s, const struct state_dict_make *m, mad
 /* Nobody wants what is being made: if it is a new state dict, its name is free from now on. fn is called all the same. */
 void state_dict_make_stop(struct state_dicts *s, struct str name);
 struct journal_txn;
-/* The save `job` of what is used to this checkpoint has succeeded: its owner's death need not keep it any longer, and as long as the bytes
+/* A save, as the manifest of its checkpoint names it. */
+struct state_dict_save {
+	const char *job;                /* of a save by several hosts: this one's, which the manifest may not name */
+	const char *hosts;              /* what they call the save; NULL: it is of one host */
+	struct ref checkpoint;
+};
+/* The save of what is used has succeeded: its owner's death need not keep it any longer, and as long as the bytes
  * are in its segments they are the checkpoint's. */
-void state_dict_saved(struct state_dict_use *use, const char *job, const struct ref *checkpoint);
-/* After a restart: the job of an earlier run saved this generation. Saves are told from the newest on. */
-void state_dict_recall(struct state_dicts *s, const struct ref *source, const char *job, const struct ref *checkpoint);
+void state_dict_saved(struct state_dict_use *use, const struct state_dict_save *save);
+/* After a restart: an earlier run saved this generation. Saves are told from the newest on. */
+void state_dict_recall(struct state_dicts *s, const struct ref *source, const struct state_dict_save *save);
 /* When the first of the use's slots was handed out (monotone clock); 0: not known. */
 int64_t state_dict_begun_ms(const struct state_dict_use *use);
 /* Is there such a state dict, with a trainer that lives? */

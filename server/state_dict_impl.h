@@ -51,7 +51,7 @@ struct rank {
 /* A generation whose bytes are a checkpoint's. */
 struct slot_memory {
 	int64_t generation;
-	char job[27];               /* the save, as the checkpoint's manifest names it */
+	char job[27], hosts[72];    /* the save, as the checkpoint's manifest names it (state_dict_save) */
 	char *storage, *name;       /* of the checkpoint; NULL: the entry is free */
 };
 
@@ -207,7 +207,7 @@ int64_t state_dict_lease_wall(const struct state_dict *sd, uint32_t rank);   /* 
 void state_dict_emit(struct state_dict *sd, const char *what, int64_t generation);
 
 /* ---- state_dict_memory.c ---- */
-void state_dict_memory_note(struct state_dict_use *use, const char *job, struct str storage, struct str name);
+void state_dict_memory_note(struct state_dict_use *use, const struct state_dict_save *save);
 int64_t state_dict_memory_newest(const struct state_dict *sd);   /* of which some rank still has the bytes; -1: none */
 void state_dict_memory_free(struct state_dict *sd);
 

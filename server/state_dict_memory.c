@@ -38,29 +38,30 @@ static struct slot_memory *entry_for(struct state_dict *sd, int64_t generation)
 	return best;
 }
 
-static void fill(struct slot_memory *m, int64_t generation, const char *job, struct str storage, struct str name)
+static void fill(struct slot_memory *m, int64_t generation, const struct state_dict_save *save)
 {
 	forget(m);
 	m->generation = generation;
-	snprintf(m->job, sizeof m->job, "%s", job);
-	m->storage = mem_strdup(storage.p);
-	m->name = mem_strdup(name.p);
+	snprintf(m->job, sizeof m->job, "%s", save->job);
+	snprintf(m->hosts, sizeof m->hosts, "%s", save->hosts ? save->hosts : "");
+	m->storage = mem_strdup(save->checkpoint.storage.p);
+	m->name = mem_strdup(save->checkpoint.name.p);
 	if (!m->storage || !m->name)
 		forget(m);
 }
 
-void state_dict_memory_note(struct state_dict_use *use, const char *job, struct str storage, struct str name)
+void state_dict_memory_note(struct state_dict_use *use, const struct state_dict_save *save)
 {
-	fill(entry_for(use->owner, use->generation), use->generation, job, storage, name);
+	fill(entry_for(use->owner, use->generation), use->generation, save);
 }
 
-void state_dict_recall(struct state_dicts *s, const struct ref *source, const char *job, const struct ref *checkpoint)
+void state_dict_recall(struct state_dicts *s, const struct ref *source, const struct state_dict_save *save)
 {
 	struct state_dict *sd = map_object(&s->table, source->name);
 	struct slot_memory *m = sd && sd->slot_count ? entry_for(sd, source->generation) : NULL;
 
 	if (m && !m->storage)
-		fill(m, source->generation, job, checkpoint->storage, checkpoint->name);
+		fill(m, source->generation, save);
 }
 
 /* The rank's segment with the bytes of this generation, whether the slot is still held or not; NULL: they are gone. */
@@ -99,6 +100,8 @@ static FALLIBLE enum err add(const struct state_dict *sd, const struct slot_memo
 	json_t *entry = json_pack("{s:s, s:i, s:I, s:o}", "job", m->job, "world_size", (int)sd->world_size, "generation",
 				  (json_int_t)m->generation, "ranks", ranks);
 
+	if (entry && m->hosts[0])
+		(void)json_object_set_new(entry, "hosts", json_string(m->hosts));
 	if (!entry || (!out->list && !(out->list = json_array())) || json_array_append_new(out->list, entry) != 0)
 		return ERR(NO_MEMORY, "cannot describe segments");
 	TRY(vec_reserve(&out->fds, sd->world_size));

@@ -138,11 +138,12 @@ void state_dict_replicas_withdraw(struct state_dicts *s, const struct replica_wi
 /* Loads of the checkpoint on this host find its bytes. */
 static void recall(struct state_dict *sd)
 {
-	const char *storage = text_of(sd, "storage"), *name = text_of(sd, "name");
+	const struct ref self = { .name = str_of(sd->name), .generation = sd->last_generation };
+	const struct state_dict_save save = { .job = text_of(sd, "job"), .hosts = text_of(sd, "hosts"), .checkpoint = {
+		.storage = str_of(text_of(sd, "storage")), .name = str_of(text_of(sd, "name")) } };
 
 	sd->replica_until_ms = clock_service_ms() + sd->all->parts.config->neighbour_keep_ms;
-	state_dict_recall(sd->all, &(struct ref){ .name = str_of(sd->name), .generation = sd->last_generation }, text_of(sd, "job"),
-			  &(struct ref){ .storage = str_of(storage), .name = str_of(name) });
+	state_dict_recall(sd->all, &self, &save);
 }
 
 void state_dict_replica_kept(struct state_dict *sd)

@@ -231,10 +231,10 @@ int64_t state_dict_begun_ms(const struct state_dict_use *use)
 	return first;
 }
 
-void state_dict_saved(struct state_dict_use *use, const char *job, const struct ref *checkpoint)
+void state_dict_saved(struct state_dict_use *use, const struct state_dict_save *save)
 {
 	if (!state_dict_use_has_ring(use))
-		state_dict_memory_note(use, job, checkpoint->storage, checkpoint->name);
+		state_dict_memory_note(use, save);
 	if (use->generation > use->owner->saved_generation)
 		use->owner->saved_generation = use->generation;
 	/* Another run must not save it again: by then its name may hold something newer. */

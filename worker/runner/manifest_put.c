@@ -108,6 +108,8 @@ enum err manifest_put(struct buf *b, const struct manifest_head *head, const str
 		TRY(record_put(b, head->record));
 	buf_printf(b, ",\"job\":\"%s\",\"attempt\":%ju,\"kind\":\"%s\",\"created_at\":\"%s\",\"uid\":%u", head->job,
 		   (uintmax_t)head->attempt, head->kind, head->created_at, head->uid);
+	if (head->hosts)
+		buf_printf(b, ",\"hosts\":\"%s\"", head->hosts);
 	if (head->has_generation)
 		buf_printf(b, ",\"generation\":%ju", (uintmax_t)head->generation);
 	if (head->unsynced)

@@ -13,18 +13,19 @@ enum { LOOKS_MAX = 64,                 /* at the parts of an FQN, for one chunk:
 
 static FALLIBLE enum err add_part(struct memory *m, uint32_t segment, const struct image_part *part)
 {
+	struct map *first = &m->first[m->segments.v[segment].far != NULL];
 	uint32_t index = (uint32_t)m->parts.n, head;
 	struct memory_part *p;
 
 	TRY(vec_push(&m->parts, &p));
 	*p = (struct memory_part){ .part = *part, .segment = segment, .next = UINT32_MAX };
-	TRY(map_intern(&m->first, part->fqn, index, &head));
+	TRY(map_intern(first, part->fqn, index, &head));
 	if (head == index)
 		return OK;
 	/* behind the first: a ring without an end, so that a search goes on where the last one has found something */
 	p->next = m->parts.v[head].next == UINT32_MAX ? head : m->parts.v[head].next;
 	m->parts.v[head].next = index;
-	return map_put(&m->first, part->fqn, index);
+	return map_put(first, part->fqn, index);
 }
 
 static FALLIBLE enum err add_parts(struct memory *m, uint32_t segment)
@@ -138,6 +139,15 @@ static FALLIBLE enum err open_far(const struct memory_lists *l, struct memory *o
 	return e;
 }
 
+/* Does the manifest name the save that the entry is of? Hosts that save together have a job each; the manifest has the leader's alone. */
+static bool is_save(const struct manifest *manifest, const json_t *entry)
+{
+	const char *job = json_string_value(json_object_get(entry, "job"));
+	const char *hosts = json_string_value(json_object_get(entry, "hosts"));
+
+	return job && (strcmp(manifest->job, job) == 0 || (hosts && manifest->hosts[0] && strcmp(manifest->hosts, hosts) == 0));
+}
+
 /* Copies of this host come first, then those of other nodes. */
 static FALLIBLE enum err open_all(const struct memory_lists *l, const struct manifest *manifest, struct memory *out)
 {
@@ -149,8 +159,7 @@ static FALLIBLE enum err open_all(const struct memory_lists *l, const struct man
 	if (!manifest)
 		return OK;
 	json_array_foreach(l->list, i, entry) {
-		const char *job = json_string_value(json_object_get(entry, "job"));
-		if (!job || strcmp(manifest->job, job) != 0)
+		if (!is_save(manifest, entry))
 			continue;
 		TRY(vec_push(&out->lists, &ranks));
 		TRY(rank_segments_read(entry, 0, l->fd_count, ranks));
@@ -219,40 +228,50 @@ static FALLIBLE enum err add_place(struct memory *m, struct run_build *b, uint32
 }
 
 /* Tries the parts of the FQN from *head on, and leaves there the one that was found. */
-static FALLIBLE enum err place_chunk(struct memory *m, struct run_build *b, const struct sd_tensor *t, const struct sd_chunk *c,
-				     uint32_t src, uint32_t *head)
+static bool find_box(const struct memory *m, const struct sd_tensor *t, const struct sd_chunk *c, uint32_t *head, uint64_t *at_out)
 {
-	uint64_t at;
-
-	for (uint32_t looks = 0, i = *head; looks < LOOKS_MAX; looks++) {
-		if (has_box(&m->parts.v[i].part, t, c->dims, &at)) {
+	for (uint32_t looks = 0, i = *head; i != MAP_NONE && looks < LOOKS_MAX; looks++) {
+		if (has_box(&m->parts.v[i].part, t, c->dims, at_out)) {
 			*head = i;
-			return add_place(m, b, m->parts.v[i].segment, at, src);
+			return true;
 		}
 		i = m->parts.v[i].next;
 		if (i == UINT32_MAX || i == *head)
 			break;
 	}
+	return false;
+}
+
+/* This host's own memory comes first. */
+static FALLIBLE enum err place_chunk(struct memory *m, struct run_build *b, const struct sd_tensor *t, const struct sd_chunk *c,
+				     uint32_t src, uint32_t heads[2])
+{
+	uint64_t at;
+
+	for (int i = 0; i < 2; i++)
+		if (find_box(m, t, c, &heads[i], &at))
+			return add_place(m, b, m->parts.v[heads[i]].segment, at, src);
 	return OK;
 }
 
 enum err memory_place(struct memory *m, struct run_build *b, const struct sdict *sd, uint32_t first)
 {
-	uint32_t tensor = UINT32_MAX, head = MAP_NONE;
+	uint32_t tensor = UINT32_MAX, heads[2] = { MAP_NONE, MAP_NONE };
 	uint64_t bytes;
 
 	for (uint64_t i = 0; m->parts.n && i < sd->chunk_count; i++) {
 		const struct sd_chunk *c = &sd->chunks[i];
 		const struct sd_tensor *t = &sd->tensors[c->tensor];
 		struct run_src *src = &b->srcs.v[first + i];
-		if (c->tensor != tensor)
-			head = map_get(&m->first, t->fqn);
+		for (int k = 0; k < 2 && c->tensor != tensor; k++)
+			heads[k] = map_get(&m->first[k], t->fqn);
 		tensor = c->tensor;
-		if (head == MAP_NONE || b->files.v[src->file].kind != RUN_FILE_SOURCE || src->strides_at || src->raw_digests)
+		if ((heads[0] == MAP_NONE && heads[1] == MAP_NONE) || b->files.v[src->file].kind != RUN_FILE_SOURCE || src->strides_at ||
+		    src->raw_digests)
 			continue;
 		TRY(build_payload_bytes(b, src, &bytes));
 		if (build_comparable(b, src, bytes) && src->by_blocks && bytes)
-			TRY(place_chunk(m, b, t, c, (uint32_t)(first + i), &head));
+			TRY(place_chunk(m, b, t, c, (uint32_t)(first + i), heads));
 	}
 	return OK;
 }
@@ -265,7 +284,8 @@ void memory_close(struct memory *m)
 		rank_segments_free(&m->lists.v[i]);
 	for (uint64_t i = 0; i < m->far.n; i++)
 		checkpoint_free(m->far.v[i]);
-	map_free(&m->first);
+	map_free(&m->first[0]);
+	map_free(&m->first[1]);
 	vec_free(&m->far);
 	vec_free(&m->segments);
 	vec_free(&m->parts);

@@ -2,9 +2,9 @@
  * where the storage may have to be asked. A source of a run gets the place of its payload in a segment beside the one in its file.
  *
  * The coordinator names segments by what it remembers of saves, and keeps nobody from writing to them. Two checks make that safe: the
- * manifest must name the same save, and whoever copies compares each block with the manifest's digest, whether or not the job compares
- * what it reads from files; a block that is not equal is read from its file. So only payloads with digests of their blocks have a place.
- * Images that cannot be read are as good as gone. */
+ * manifest must name the same save (by its job, or by what hosts that saved together call it), and whoever copies compares each block with
+ * the manifest's digest, whether or not the job compares what it reads from files; a block that is not equal is read from its file. So only
+ * payloads with digests of their blocks have a place. Images that cannot be read are as good as gone. */
 #pragma once
 #include <jansson.h>
 
@@ -33,15 +33,15 @@ struct memory_segment {
 struct memory {
 	struct vec(struct memory_segment) segments;
 	struct vec(struct memory_part) parts;
-	struct map first;              /* FQN → its first part */
+	struct map first[2];           /* FQN → one of its parts, of this host; of other nodes */
 	struct vec(struct rank_segments) lists;
 	struct vec(struct checkpoint *) far;
 };
 
 /* Names the segments that may have bytes of the checkpoint. */
 struct memory_lists {
-	/* [{"job","world_size","generation","ranks":[…]}] of JOB or of a question, which must outlive `out`; and, of what other nodes have,
-	 * {"storage","name"} of a generation of images (store/node_store.h). NULL: nothing */
+	/* [{"job","hosts","world_size","generation","ranks":[…]}] of JOB or of a question, which must outlive `out`; and, of what other
+	 * nodes have, {"storage","name"} of a generation of images (store/node_store.h). NULL: nothing */
 	const json_t *list;
 	const int *fds;                /* that its ranks name */
 	uint32_t fd_count;

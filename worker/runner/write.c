@@ -159,6 +159,7 @@ static FALLIBLE enum err put_manifest(const struct write *w, struct manifest_hea
 	head->job = j->id;
 	head->kind = kind_of(j->kind)->name;
 	head->attempt = j->attempt;
+	head->hosts = j->spec.hosts.count ? j->spec.hosts.id.p : NULL;
 	head->uid = j->uid;
 	head->unsynced = w->staging->no_sync;
 	TRY(make_content(w, content, &p.content_unknown));

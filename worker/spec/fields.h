@@ -62,6 +62,7 @@ struct spec_replica {
 	struct str job;                /* the save's; p NULL: the load is an ordinary one */
 	struct ref of;                 /* its checkpoint */
 	bool is_part;                  /* the save is of several hosts: other nodes have the rest */
+	struct str hosts;              /* what they call it (spec_hosts.id); n == 0: nothing */
 };
 
 /* The condition under which a delete removes its target. */

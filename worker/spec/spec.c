@@ -29,6 +29,13 @@ static FALLIBLE enum err read_parts(const struct jval *source, struct spec *s)
 	return OK;
 }
 
+static FALLIBLE enum err check_hosts_id(const struct jval *v, struct str id)
+{
+	if (id.n < 8 || id.n > 64 || strspn(id.p, "abcdefghijklmnopqrstuvwxyz0123456789-") != id.n)
+		return jval_fail(v, ERR_VALIDATION_FAILED, "has 8 to 64 of a-z, 0-9 and -");
+	return OK;
+}
+
 static FALLIBLE enum err read_hosts(const struct jval *doc, struct arena *a, struct spec_hosts *out)
 {
 	struct jval h = jval_get(doc, "hosts"), id = jval_get(&h, "id"), ranks = jval_get(&h, "ranks"), index = jval_get(&h, "index");
@@ -38,8 +45,7 @@ static FALLIBLE enum err read_hosts(const struct jval *doc, struct arena *a, str
 		return OK;
 	TRY(jval_only(&h, (const char *const[]){ "id", "part", "index", "names", "ranks", "timeout_s", NULL }));
 	TRY(jval_string(&id, &out->id));
-	if (out->id.n < 8 || out->id.n > 64 || strspn(out->id.p, "abcdefghijklmnopqrstuvwxyz0123456789-") != out->id.n)
-		return jval_fail(&id, ERR_VALIDATION_FAILED, "has 8 to 64 of a-z, 0-9 and -");
+	TRY(check_hosts_id(&id, out->id));
 	TRY(jval_opt_bool(&h, "part", &out->part));
 	if (out->part && !json_object_get(json_object_get(doc->j, "source"), "parts"))
 		return jval_fail(&h, ERR_VALIDATION_FAILED, "a part is of a planned save, which has source.parts");
@@ -197,13 +203,17 @@ static FALLIBLE enum err check_save(const struct jval *doc, struct spec *s)
 
 static FALLIBLE enum err read_replica(const struct jval *doc, struct spec *s)
 {
-	struct jval v = jval_get(doc, "replica"), job = jval_get(&v, "job"), of = jval_get(&v, "checkpoint");
+	struct jval v = jval_get(doc, "replica"), job = jval_get(&v, "job"), of = jval_get(&v, "checkpoint"), hosts = jval_get(&v, "hosts");
 
 	if (s->kind != JOB_LOAD || !v.j)
 		return OK;
-	TRY(jval_only(&v, (const char *const[]){ "job", "checkpoint", "part", NULL }));
+	TRY(jval_only(&v, (const char *const[]){ "job", "checkpoint", "part", "hosts", NULL }));
 	TRY(jval_string(&job, &s->replica.job));
 	TRY(jval_opt_bool(&v, "part", &s->replica.is_part));
+	if (hosts.j)
+		TRY(jval_string(&hosts, &s->replica.hosts));
+	if (hosts.j)
+		TRY(check_hosts_id(&hosts, s->replica.hosts));
 	if (!job_id_ok(s->replica.job))
 		return jval_fail(&job, ERR_VALIDATION_FAILED, "is no job's id");
 	TRY(ref_read(&of, REF_CHECKPOINT, NULL, &s->replica.of));

@@ -292,6 +292,8 @@ static FALLIBLE enum err take_member(struct jscan *js, struct manifest *m, struc
 
 	if (str_is(key, "job"))
 		return take_text(js, m, m->job, sizeof m->job);
+	if (str_is(key, "hosts"))
+		return take_text(js, m, m->hosts, sizeof m->hosts);
 	if (str_is(key, "kind"))
 		return take_text(js, m, m->kind, sizeof m->kind);
 	if (str_is(key, "created_at"))
