@@ -34,7 +34,7 @@ def page(tabs, request):
     context, previous = tabs
     tab = context.new_page()
     tab.set_default_timeout(WAIT_MS)
-    tab.is_contrast_wanted = "not long" not in request.config.getoption("markexpr")
+    tab.is_looked_at_whole = "not long" not in request.config.getoption("markexpr")
     tab.wrong = []
     tab.on("pageerror", lambda e: tab.wrong.append(str(e)))
     tab.on("console", lambda m: tab.wrong.append(m.text) if m.type == "error" and not re.search(

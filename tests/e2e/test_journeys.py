@@ -334,7 +334,7 @@ def test_every_view_is_accessible_in_both_schemes_and_fits_a_phone(page, world, 
              f"reshard/{quote(REF, safe='')}", f"jobs/{job_of(world, 'load', 'failed')['id']}",
              f"jobs/{job_of(world, 'save', 'succeeded')['id']}",
              f"compare?a={quote(f'main:{w.RUN}/step-500')}&b={quote(REF)}"]
-    accessible(page)
+    accessible(page, always=True)
     for view in views[turn::4]:
         go(page, view)
         expect(page.locator("#view h2")).to_be_attached()

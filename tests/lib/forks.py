@@ -2,10 +2,12 @@
 
     forks = Forks(environment); p = forks.start(file, *arguments, env=…); out, err = p.communicate(timeout=60); p.returncode
 
-A program has its own standard files and environment, is `__main__`, and ends as an interpreter does. Only what is read while an
-interpreter starts (PYTHONWARNINGS, the number of OpenMP threads, LD_…) is as it was for the first. That one is a fork of pytest's own
-process from before it became pytest's, where warm.py began it.
+A program has its own standard files and environment, and is `__main__`. It ends as an interpreter does, but for the modules, which are
+taken down in check-full only: PyTorch's cost more than most programs do. Only what is read while an interpreter starts (PYTHONWARNINGS, the
+number of OpenMP threads, LD_…) is as it was for the first. That one is a fork of pytest's own process from before it became pytest's,
+where warm.py began it.
 """
+import atexit
 import contextlib
 import gc
 import importlib.machinery
@@ -23,7 +25,8 @@ import types
 
 MAX_FDS = 32  # that a call has beside those of every call
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "api" / "python" / "dcpd"
-MORE = ("torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+# An optimizer imports the compiler when it is made: a second and a half, and most programs have one.
+MORE = ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
 warm = None  # calls go there, if this process was begun by warm.py
 
 
@@ -155,6 +158,27 @@ def run(call):
     exec(compile(pathlib.Path(sys.argv[0]).read_text(), sys.argv[0], "exec"), vars(main))
 
 
+def run_to_end(call):
+    status = 0
+    try:
+        run(call)
+    except KeyboardInterrupt:
+        raise
+    except SystemExit as e:
+        status = e.code if isinstance(e.code, int) else int(e.code is not None)
+        if not isinstance(e.code, (int, type(None))):
+            print(e.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for f in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            f.flush()
+    os._exit(status & 0xFF)
+
+
 def compile_package():
     """Programs import the package themselves, but none compiles it again: the tests leave no bytecode in the tree."""
     compiled = {}
@@ -176,7 +200,12 @@ def begin(calls):
         importlib.import_module(name)
     compile_package()
     gc.freeze()  # else each program looks through all of PyTorch once more when it ends
-    run(serve(calls))
+    ends_whole = os.environ.get("DCPD_FULL")
+    call = serve(calls)
+    if ends_whole:
+        run(call)
+    else:
+        run_to_end(call)
 
 
 def warm_up():
