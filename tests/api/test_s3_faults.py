@@ -341,6 +341,44 @@ def test_a_copy_that_replaces_and_is_killed_goes_on(d, other, proxy, s3, step):
     assert there not in seen[0] or step in ("claim", "clear"), "nobody sees files of both"
 
 
+@pytest.fixture(scope="module")
+def copies(d, other):
+    """Checkpoints of two ranks and of one, which both daemons have: copies of them have the same keys."""
+    images = {"old": state(), "new": state(world=1), "last": state()}
+    return {k: [saved(x, storage="main", images=i) for x in (d, other)] for k, i in images.items()}
+
+
+@pytest.mark.parametrize("last, moment", [("old", "commit"), ("last", "clear"), pytest.param("last", "commit", marks=pytest.mark.long)])
+def test_files_that_come_behind_a_commit_stay(d, other, proxy, s3, copies, last, moment):
+    """Of three copies to one name the first and the last have files that the second lacks. The second's host is stopped behind its
+    commit, or before the request that removes files of the first, until the last is there. The same bytes at "clear": s3_store.h says
+    what is left open."""
+    there, done = f"names/{lib.fresh()}", []
+
+    def copy(daemon, name, at):
+        daemon.api.run("replicate", source=ref("main", name), target=ref("s3", at), options={"overwrite": True})
+
+    def act():
+        if not done:
+            done.append(1)
+            copy(other, copies[last][1][0], there)
+
+    def heard(verb, path, head, status):
+        if moment == "commit" and status == 200 and verb == "POST" and f"{there}/.metadata?uploadId=" in path:
+            act()
+
+    copy(d, copies["old"][0][0], there)
+    assert any("__1_" in k for k in s3.keys(f"{there}/"))
+    proxy.heard = heard
+    proxy.fault = lambda verb, path, _: act() if moment == "clear" and verb == "POST" and "?delete" in path else None
+    try:
+        copy(d, copies["new"][0][0], there)
+    finally:
+        proxy.heard, proxy.fault = lambda *_: None, lambda *_: None
+    assert done
+    loads(other, there, copies[last][1][1])
+
+
 def test_a_claim_that_comes_when_its_attempt_was_given_up_goes_on(d, proxy, s3):
     """It has taken the place of the old commit: what its mark lists is the only checkpoint there is."""
     (local, _), (newer, images) = saved(d, storage="main"), saved(d, storage="main")

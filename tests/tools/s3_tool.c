@@ -115,7 +115,7 @@ static enum err list(void)             /* list PREFIX DELIMITER AFTER MOST */
 
 static enum err delete_many(void)
 {
-	TRY(s3_delete_many(s3, (const char *const *)word + 1, (size_t)words - 1, NULL));
+	TRY(s3_delete_many(s3, (const char *const *)word + 1, NULL, (size_t)words - 1, NULL));
 	printf("ok\n");
 	return OK;
 }

@@ -135,8 +135,10 @@ FALLIBLE enum err s3_put(struct s3 *s3, const char *key, const void *bytes, size
 FALLIBLE enum err s3_delete(struct s3 *s3, const char *key, const struct s3_call *call);
 /* The same of one object: another that has the key by now stays, where the server heeds If-Match of a DELETE. */
 FALLIBLE enum err s3_delete_if(struct s3 *s3, const char *key, const char *etag, const struct s3_call *call);
-/* Up to S3_LIST_PAGE keys in one request; the first that could not be deleted is the error, when all others are. */
-FALLIBLE enum err s3_delete_many(struct s3 *s3, const char *const *keys, size_t count, const struct s3_call *call);
+/* Up to S3_LIST_PAGE keys in one request; the first that could not be deleted is the error, when all others are. etags: of the objects
+ * that go; another that has the key by now stays, where the server heeds ETags here. NULL: whatever is there. */
+FALLIBLE enum err s3_delete_many(struct s3 *s3, const char *const *keys, const char *const *etags, size_t count,
+				 const struct s3_call *call);
 /* Copies a whole object of up to 5 GiB within the bucket, on the server. from_etag: as in s3_get. mark: of the copy, as of s3_put(); NULL:
  * the one of what is copied. Takes no condition: servers heed none here. */
 FALLIBLE enum err s3_copy(struct s3 *s3, const char *from, const char *from_etag, const char *to, const char *mark,

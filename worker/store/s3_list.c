@@ -229,36 +229,56 @@ void s3_xml_put(struct buf *out, struct str text)
 	}
 }
 
+struct deleted {
+	struct s3_answer said;         /* the first error */
+	bool is_other;                 /* the entry is of a key that another object has by now */
+};
+
 static FALLIBLE enum err deleted_field(void *user, const char *path, struct str text)
 {
-	struct s3_answer *a = user;
+	struct deleted *d = user;
 
-	if (strcmp(path, "DeleteResult/Error/Code") == 0 && !a->code[0])
-		s3_answer_put(a->code, sizeof a->code, text);
-	else if (strcmp(path, "DeleteResult/Error/Message") == 0 && !a->message[0])
-		s3_answer_put(a->message, sizeof a->message, text);
+	if (strcmp(path, "DeleteResult/Error/Code") == 0) {
+		d->is_other = str_is(text, "PreconditionFailed");
+		if (!d->is_other && !d->said.code[0])
+			s3_answer_put(d->said.code, sizeof d->said.code, text);
+	} else if (strcmp(path, "DeleteResult/Error/Message") == 0 && !d->is_other && !d->said.message[0]) {
+		s3_answer_put(d->said.message, sizeof d->said.message, text);
+	}
 	return OK;
 }
 
-FALLIBLE enum err s3_delete_many(struct s3 *s3, const char *const *keys, size_t count, const struct s3_call *call)
+static FALLIBLE enum err put_keys(const struct s3 *s3, const char *const *keys, const char *const *etags, size_t count, struct buf *out)
+{
+	buf_puts(out, "<Delete><Quiet>true</Quiet>");
+	for (size_t i = 0; i < count; i++) {
+		buf_puts(out, "<Object><Key>");
+		s3_xml_put(out, str_of(s3->prefix));
+		s3_xml_put(out, str_of(keys[i]));
+		buf_puts(out, "</Key>");
+		if (etags && etags[i][0]) {
+			buf_puts(out, "<ETag>");
+			s3_xml_put(out, str_of(etags[i]));
+			buf_puts(out, "</ETag>");
+		}
+		buf_puts(out, "</Object>");
+	}
+	buf_puts(out, "</Delete>");
+	return buf_status(out);
+}
+
+FALLIBLE enum err s3_delete_many(struct s3 *s3, const char *const *keys, const char *const *etags, size_t count,
+				 const struct s3_call *call)
 {
 	CLEANUP(buf_free) struct buf body = BUF_INIT(S3_XML_MAX), md5 = BUF_INIT(64), text = BUF_INIT(S3_XML_MAX);
 	struct s3_op op = s3_op(s3, call, "POST", NULL);
-	struct s3_answer said = { .status = 200 };
+	struct deleted d = { .said.status = 200 };
 	enum s3_verdict verdict;
 
 	must(count <= S3_LIST_PAGE);
 	if (count == 0)
 		return OK;
-	buf_puts(&body, "<Delete><Quiet>true</Quiet>");
-	for (size_t i = 0; i < count; i++) {
-		buf_puts(&body, "<Object><Key>");
-		s3_xml_put(&body, str_of(s3->prefix));
-		s3_xml_put(&body, str_of(keys[i]));
-		buf_puts(&body, "</Key></Object>");
-	}
-	buf_puts(&body, "</Delete>");
-	TRY(buf_status(&body));
+	TRY(put_keys(s3, keys, etags, count, &body));
 	TRY(s3_sign_md5(&md5, (struct str){ (const char *)body.p, body.len }));
 	buf_putc(&md5, '\0');
 	TRY(buf_status(&md5));
@@ -268,7 +288,10 @@ FALLIBLE enum err s3_delete_many(struct s3 *s3, const char *const *keys, size_t 
 	op.x.body = body.p;
 	op.x.body_bytes = body.len;
 	op.x.text = &text;
-	TRY(s3_run(&op));
-	TRY(s3_xml_read((struct str){ text.p ? (const char *)text.p : "", text.len }, deleted_field, &said));
-	return said.code[0] ? s3_answer_error(&said, false, &verdict) : OK;
+	enum err e = s3_run(&op);
+	if (etags && (e == ERR_UNSUPPORTED || (e && op.x.answer.status == 400))) /* the server knows of no ETags here */
+		return s3_delete_many(s3, keys, NULL, count, call);
+	TRY(e);
+	TRY(s3_xml_read((struct str){ text.p ? (const char *)text.p : "", text.len }, deleted_field, &d));
+	return d.said.code[0] ? s3_answer_error(&d.said, false, &verdict) : OK;
 }

@@ -12,8 +12,6 @@
 #include "store/owner.h"
 #include "store/s3_store_impl.h"
 
-enum { DELETES = S3_LIST_PAGE };
-
 /* ---- marks of attempts ---- */
 
 /* uploads: see s3_mark_uploads(); NULL: none. */
@@ -167,78 +165,6 @@ enum err s3_stage_attempt(struct staging *s, const char *meets)
 	s->made = true;
 	s->number = m.attempt << S3_FILES_SHIFT;
 	return store_enter(store_top(s->store), s->path, &s->dir);
-}
-
-/* ---- deleting ---- */
-
-struct deleting {
-	struct s3 *s3;
-	const struct map *stay;        /* keys; NULL: none */
-	const char *keys[DELETES];
-	size_t n;
-};
-
-static bool stays(const struct map *stay, const char *key)
-{
-	return stay && map_get(stay, str_of(key)) != MAP_NONE;
-}
-
-static FALLIBLE enum err flush(struct deleting *d)
-{
-	enum err e = d->n ? s3_delete_many(d->s3, d->keys, d->n, NULL) : OK;
-
-	d->n = 0;
-	return e;
-}
-
-/* *stays_out: a key below stays. */
-static FALLIBLE enum err clear_below(struct s3 *s3, const char *key, unsigned depth, const struct map *stay, bool *stays_out)
-{
-	CLEANUP(s3_folder_free_ptr) struct s3_folder *f = mem_zalloc(1, sizeof *f);
-	char path[S3_PATH_MAX];
-
-	NEED(f, "no memory for a folder");
-	if (depth > CONTENTS_DEPTH_MAX)
-		return ERR(LIMIT_EXCEEDED, "folders more than %d deep in a checkpoint", CONTENTS_DEPTH_MAX);
-	snprintf(path, sizeof path, "%.*s", (int)strlen(key) - 1, key);
-	TRY(s3_folder_look(s3, path, false, f));
-	struct deleting d = { .s3 = s3 };
-	bool any_stays = false, below = false;
-	each(e, f->v.v, f->v.n) {
-		if (s3_is_folder_entry(e)) {
-			TRY(clear_below(s3, e->key, depth + 1, stay, &below));
-			any_stays |= below;
-			continue;
-		}
-		any_stays |= stays(stay, e->key);
-		if (stays(stay, e->key))
-			continue;
-		d.keys[d.n++] = e->key;
-		if (d.n == DELETES)
-			TRY(flush(&d));
-	}
-	TRY(flush(&d));
-	*stays_out = any_stays;
-	return any_stays ? OK : s3_delete(s3, key, NULL); /* some servers keep folders that are empty, and list them */
-}
-
-enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f, const struct map *stay)
-{
-	struct deleting d = { .s3 = s3 };
-	bool below;
-
-	each(e, f->v.v, f->v.n) {
-		if (s3_is_folder_entry(e)) {
-			TRY(clear_below(s3, e->key, 1, stay, &below));
-			continue;
-		}
-		if ((f->commit.key && strcmp(e->key, f->commit.key) == 0) || stays(stay, e->key))
-			continue; /* another one, or a claim, has its place by now */
-		d.keys[d.n++] = e->key;
-		if (d.n == DELETES)
-			TRY(flush(&d));
-	}
-	return flush(&d);
 }
 
 /* ---- publishing ---- */
@@ -431,6 +357,23 @@ static FALLIBLE enum err claim_new(struct staging *s, const struct s3_mark *m, c
 	return e;
 }
 
+/* Removes the files and the notes of what the commit has replaced. Another may replace or remove this commit in turn at any time, and put
+ * files of the same names there: from then on what is left of the old one is that other's to remove. before NULL: one file, which is
+ * gone. */
+static void clear_replaced(struct staging *s, const struct s3_mark *m, const struct s3_upload *commit, const struct s3_folder *before,
+			   const struct map *keys)
+{
+	const struct s3_hold hold = { commit->key, commit->mark };
+	struct s3 *client = s3_own(s->store)->client;
+	bool held = false;
+
+	enum err e = before ? s3_clear_folder(client, before, keys, hold, &held) : s3_check_hold(client, hold, &held);
+	e = e ?: held ? notes_drop(store_top(s->store), m->target, !m->is_file) : s3_unseal(s->store, m);
+	if (e)
+		err_clear();
+	s->leaves = s->leaves || e || !held; /* keys that nobody sees, until the sweep that finds the mark */
+}
+
 /* sealed_out: holds are kept out of the replacement. */
 static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, struct s3_upload *commit, const char *replaces,
 				    bool *sealed_out)
@@ -463,12 +406,8 @@ static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, 
 		TRY(check_own(s, m, commit));
 	}
 	s->done = true;
-	e = !replaces || m->is_file ? OK : s3_clear_folder(client, before, NULL);
-	e = e ?: replaces ? notes_drop(store_top(s->store), m->target, !m->is_file) : OK;
-	if (e) {
-		err_clear(); /* keys that nobody sees, until the sweep that finds the mark */
-		s->leaves = true;
-	}
+	if (replaces)
+		clear_replaced(s, m, commit, m->is_file ? NULL : before, NULL);
 	return OK;
 }
 
@@ -587,13 +526,11 @@ static FALLIBLE enum err replace_old(struct staging *s, const struct s3_mark *m,
 	TRY(s3_part_complete(commit, same ? (struct s3_condition){ S3_IF_ETAG, etag } : (struct s3_condition){ S3_IF_NONE, NULL }));
 	fs_fault("commit.renamed");
 	s->done = true;
-	e = same ? OK : s3_delete_if(own->client, old, etag, NULL);
-	e = e ?: s3_clear_folder(own->client, before, keys);
-	e = e ?: notes_drop(store_top(s->store), m->target, true);
-	if (e) {
-		err_clear(); /* keys that nobody sees, until the sweep that finds the mark */
+	if (!same && s3_delete_if(own->client, old, etag, NULL)) {
+		err_clear();
 		s->leaves = true;
 	}
+	clear_replaced(s, m, commit, before, keys);
 	return OK;
 }
 
@@ -729,8 +666,10 @@ static FALLIBLE enum err take_away(const struct store *s, const struct s3_mark *
 				   const struct s3_entry *commit, const struct store_removal *how, bool *lies_out)
 {
 	struct s3 *client = s3_own(s)->client;
-	char etag[S3_ETAG_MAX];
+	char etag[S3_ETAG_MAX], claim[65];
+	bool held = true;
 
+	s3_attempt_mark(S3_MARK_CLAIM, m->attempt, claim);
 	TRY(m->trash ? check_removal(client, m) : OK);
 	TRY(how->check ? how->check(how->user) : OK);
 	fs_fault("remove.rename");
@@ -739,8 +678,9 @@ static FALLIBLE enum err take_away(const struct store *s, const struct s3_mark *
 	fs_fault("remove.renamed");
 	if (e == ERR_CHECKPOINT_EXISTS)
 		return ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", m->target);
-	e = e ?: m->trash ? s3_trash_end(s, m) : m->is_file ? OK : s3_clear_folder(client, f, NULL);
-	e = e ?: notes_drop(store_top(s), m->target, !m->is_file);
+	e = e ?: m->trash ? s3_trash_end(s, m) : m->is_file ? OK : s3_clear_folder(client, f, NULL, (struct s3_hold){ commit->key, claim },
+										   &held);
+	e = e ?: held ? notes_drop(store_top(s), m->target, !m->is_file) : s3_unseal(s, m);
 	return e || !commit->key ? e : s3_delete_if(client, commit->key, etag, NULL);
 }
 

@@ -5,6 +5,7 @@
  *   s3_store_part.c     files that are being written
  *   s3_store_hosts.c    where several daemons meet for one save
  *   s3_store_commit.c   marks of attempts, publishing, removing
+ *   s3_store_clear.c    files that go with a checkpoint that was replaced or removed
  *   s3_store_recover.c  what attempts that ended left
  *   s3_store_trash.c    removed checkpoints that may come back
  *   s3_store_repair.c   single files that are replaced */
@@ -209,12 +210,23 @@ FALLIBLE enum err s3_stage_attempt(struct staging *s, const char *meets);
 enum err s3_publish(struct staging *s, const char *replaces);
 void s3_discard(struct staging *s);
 enum err s3_remove(const struct store_job *by, const struct store *s, const char *name, const struct store_removal *how);
-/* Removes what lies in the folder, but for files of attempts under way and the claim. stay: keys that stay; NULL: none. */
-FALLIBLE enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f, const struct map *stay);
 /* Puts a claim in a commit's place. files: NULL, or names that are put there next. *lies_out: it may lie there, now or later, whatever is
  * returned: the attempt's mark, by which a sweep finds it, must stay. NULL: not wanted. */
 FALLIBLE enum err s3_claim(struct s3 *s3, const char *key, struct s3_condition condition, const struct s3_mark *mark, const json_t *files,
 			   char etag_out[S3_ETAG_MAX], bool *lies_out);
+
+/* ---- s3_store_clear.c ---- */
+
+/* An object by which the caller has the target: its commit, or its claim. */
+struct s3_hold {
+	const char *key, *mark;
+};
+/* Removes what lies in the folder, but for files of attempts under way and the claim; objects that came behind the look at `f` stay, as far
+ * as ETags tell. hold: as soon as this object has gone, the rest is left to whoever took its place; *held_out: it was there to the end.
+ * stay: keys that stay; NULL: none. */
+FALLIBLE enum err s3_clear_folder(struct s3 *s3, const struct s3_folder *f, const struct map *stay, struct s3_hold hold, bool *held_out);
+/* Does the object lie there? */
+FALLIBLE enum err s3_check_hold(struct s3 *s3, struct s3_hold hold, bool *held);
 
 /* ---- s3_store_hosts.c ---- */
 

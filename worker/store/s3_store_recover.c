@@ -97,7 +97,7 @@ FALLIBLE enum err s3_drop_data(struct s3 *s3, const char *target, uint64_t attem
 	TRY(s3_folder_look(s3, target, true, all));
 	each(e, all->v.v, all->v.n)
 		if (!s3_is_folder_entry(e) && s3_attempt_of(e->name, &rest) == attempt)
-			TRY(s3_delete(s3, e->key, NULL));
+			TRY(s3_delete_if(s3, e->key, e->etag, NULL));
 	return OK;
 }
 
@@ -146,7 +146,7 @@ static FALLIBLE enum err take_back_files(struct s3 *s3, uint64_t attempt, const 
 			return bad;
 		if (bad || !s3_is_commit_of(o.mark, attempt))
 			continue;
-		TRY(s3_delete(s3, e->key, NULL));
+		TRY(s3_delete_if(s3, e->key, o.etag, NULL));
 		*any_out = true;
 	}
 	return OK;
@@ -330,7 +330,8 @@ static FALLIBLE enum err end_claim(const struct store *s, const struct s3_mark *
 		TRY(notes_drop(store_top(s), m->target, !m->is_file));
 		return s3_delete_if(s3, f->claim_key, o.etag, NULL);
 	}
-	TRY(m->removes ? s3_clear_folder(s3, f, NULL) : take_back_files(s3, m->attempt, m->target, 0, &any));
+	TRY(m->removes ? s3_clear_folder(s3, f, NULL, (struct s3_hold){ f->claim_key, mark }, &any)
+		       : take_back_files(s3, m->attempt, m->target, 0, &any));
 	for (int i = 0; i < 2 && m->removes; i++)
 		TRY(s3_drop_data(s3, m->target, m->removed[i]));
 	return s3_delete_if(s3, f->claim_key, o.etag, NULL);
