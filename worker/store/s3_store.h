@@ -22,11 +22,11 @@
  * Removal: a claim takes the place of the commit under If-Match, then the files go, then the claim. Into the trash: s3_store_trash.c.
  *
  * Files of what was replaced or removed are deleted behind that, by keys which others may use again meanwhile: s3_store_clear.c. Two things
- * keep a new checkpoint's file under such a key. Before each request the deleter's own commit or claim must still lie there: who takes its
- * place puts files there only behind that, and removes itself what is left. And each object goes only if its ETag is the listed one, where the
- * server heeds that of a DELETE (AWS does), which also keeps what tools without claims put there. What is left open: a process that
- * is stopped between that look and its request deletes a file of the same name that was put there meanwhile, if that has the same bytes,
- * or if the server heeds no ETags.
+ * keep a new checkpoint's file under such a key. Before each request the deleter's own commit or claim must still lie there: who takes
+ * its place puts files there only behind that, and removes itself what is left. And each object goes only if its ETag is the listed
+ * one, where the server heeds that of a DELETE (AWS does), which also keeps what tools without claims put there. What is left open: a
+ * process that is stopped between that look and its request deletes a file of the same name that was put there meanwhile, if that has
+ * the same bytes, or if the server heeds no ETags.
  *
  * Nothing keeps a removed object for who reads it: a load of a checkpoint that is replaced or removed meanwhile fails, by
  * checkpoint_replaced or not_found, and never gets mixed bytes (each read tells the ETag). */
