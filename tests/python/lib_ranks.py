@@ -6,6 +6,7 @@ A rank is a fork of this file run as a program, which is a fork of an interprete
 another host a new one: it reads pickled calls of functions of on_ranks.py from a pipe. With `world=2` only the first two are called, with
 that group as `pg`.
 """
+import ctypes
 import importlib
 import os
 import pathlib
@@ -46,14 +47,14 @@ class Ended(Exception):
 
 class Ranks:
     def __init__(self, n, env, forks=None, hosts=None):
-        """hosts: [(words before the command, environment, ranks)]; default: all ranks here, from `forks`."""
+        """forks: None: an interpreter of their own. hosts: [(environment, ranks)] for each; default: all ranks here."""
         self.n, self.forks = n, forks
         self.dir = tempfile.TemporaryDirectory()
         self.pipes, self.parents = [], []
-        for prefix, more, count in hosts or [((), {}, n)]:
-            self.start(list(prefix), {**env, **more}, len(self.pipes), count)
+        for more, count in hosts or [({}, n)]:
+            self.start({**env, **more}, len(self.pipes), count)
 
-    def start(self, prefix, env, first, count):
+    def start(self, env, first, count):
         theirs = []
         for _ in range(count):
             (r1, w1), (r2, w2) = os.pipe(), os.pipe()
@@ -64,7 +65,7 @@ class Ranks:
         if self.forks:
             parent = self.forks.start_with(__file__, theirs, e)
         else:
-            parent = subprocess.Popen([*prefix, sys.executable, "-u", __file__, *map(str, theirs)], env=e, pass_fds=theirs,
+            parent = subprocess.Popen([sys.executable, "-u", __file__, *map(str, theirs)], env=e, pass_fds=theirs,
                                       stdin=subprocess.DEVNULL, start_new_session=True)
         self.parents.append(parent)
         for fd in theirs:
@@ -129,6 +130,8 @@ def main():
     faulthandler.enable()
     if os.getsid(0) != os.getpid():
         os.setsid()  # interrupt() signals the group
+    if "TEST_ENTER" in os.environ:
+        enter(os.environ["TEST_ENTER"])
     fds = list(map(int, sys.argv[1:]))
     pids = []
     for here in range(len(fds) // 2):
@@ -149,6 +152,17 @@ def main():
         os.close(fd)
     for pid in pids:
         os.waitpid(pid, 0)
+
+
+def enter(pid):
+    """The namespaces of a host that this process holds; Python has setns() from 3.12 on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("uts", "mnt")]
+    for fd in opened:
+        if libc.setns(fd, 0) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(fd)
+    os.chdir("/")
 
 
 def serve(torch, on_ranks, rank, calls, out):

@@ -3,7 +3,6 @@ test_direct_faults.py, versions of a checkpoint in test_direct_replaced.py."""
 import ctypes
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import zlib
@@ -15,7 +14,7 @@ import on_ranks
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from conftest import PACKAGE
+from conftest import program_environment
 from lib_direct import always, direct, folder, item, like, low, same, saved, tensors  # noqa: F401
 from test_dropin_digests import flip
 from test_ranks import FOUR, TWO
@@ -180,7 +179,7 @@ def open_to_all(monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_files_of_another_user(open_to_all):
+def test_files_of_another_user(open_to_all, forks):
     """The trainer may talk to the daemon, and not open its files."""
     d = open_to_all
     sd = tensors()
@@ -207,10 +206,8 @@ def test_files_of_another_user(open_to_all):
         folder(d, ref).chmod(mode)
         for p in (d.storages["main"], *folder(d, ref).iterdir()):
             p.chmod(0o755)
-        p = subprocess.run([sys.executable, str(code), ref], capture_output=True, text=True, timeout=100, cwd="/",
-                           env={**os.environ, "DCPD_URL": f"unix://{d.socket}", "PYTHONPATH": str(PACKAGE),
-                                "PYTHONDONTWRITEBYTECODE": "1"})
-        assert p.stdout.strip() == f"{[49999.0 + 1000 * i for i in range(4)]} {boxes}", p.stderr
+        out, err = forks.start(code, ref, env=program_environment(d)).communicate(timeout=100)
+        assert out.strip() == f"{[49999.0 + 1000 * i for i in range(4)]} {boxes}", err
 
 
 # ---- what comes ----

@@ -32,7 +32,7 @@ class Host:
         if self.holder.stdout.readline().strip() != "ready":
             self.holder.wait(5)
             pytest.skip(f"namespaces are not permitted here: {self.holder.stderr.read().strip()}")
-        self.enter = ["nsenter", f"--target={self.holder.pid}", "--mount", "--root", "--wd", "--uts", "--"]
+        self.enter = ["nsenter", f"--target={self.holder.pid}", "--mount", "--root", "--wd", "--uts", "--"]  # as lib_ranks.enter() does
 
     def segments(self):
         return sorted(os.listdir(f"/proc/{self.holder.pid}/root/dev/shm"))
@@ -55,15 +55,15 @@ class HostDaemon(harness.Daemon):
 
 
 class Hosts:
-    def __init__(self, home):
+    def __init__(self, home, forks):
         self.home, self.all = home, []
         try:
             self.all += [Host("alpha"), Host("beta")]
             self.dir = home / "shared"
             self.daemons = [HostDaemon(h, home / h.name, {"main": self.dir, "own": home / h.name / "own"}) for h in self.all]
             env = {"GLOO_SOCKET_IFNAME": "lo", "DCPD_HOSTS_TIMEOUT": "4"}
-            self.ranks = lib_ranks.Ranks(4, env, hosts=[(h.enter, {"DCPD_URL": f"unix://{d.socket}"}, 2)
-                                                        for h, d in zip(self.all, self.daemons)])
+            self.ranks = lib_ranks.Ranks(4, env, forks, [({"DCPD_URL": f"unix://{d.socket}", "TEST_ENTER": h.holder.pid}, 2)
+                                                         for h, d in zip(self.all, self.daemons)])
             self.outside = harness.Daemon(home / "outside", {"main": self.dir}, tcp=False)
             self.client = dcpd.connect(f"unix://{self.outside.socket}")
         except BaseException:
@@ -84,10 +84,10 @@ class Hosts:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
+def two(tmp_path_factory, forks):
     if not (shutil.which("unshare") and shutil.which("nsenter")) or os.geteuid() != 0:
         pytest.skip("hosts are namespaces: that needs root, unshare and nsenter")
-    h = Hosts(tmp_path_factory.mktemp("hosts"))
+    h = Hosts(tmp_path_factory.mktemp("hosts"), forks)
     yield h
     h.close()
 
