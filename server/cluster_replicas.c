@@ -12,7 +12,7 @@
 #include "server/principal.h"
 #include "spec/ref.h"
 
-enum { ASK_MS = 3000, GRACE_MS = 1000, SILENT_MS = 10000, PATH_BYTES = 16 << 10, REPLICAS_MAX = 8 };
+enum { ASK_MS = 3000, GRACE_MS = 1000, SILENT_MS = 10000, PATH_BYTES = 16 << 10, REPLICAS_MAX = 64 };
 
 struct cluster_search {
 	struct server *server;

@@ -32,9 +32,7 @@ bool job_spec_writes_checkpoint(const struct job *j)
 
 struct state_dict_save job_spec_as_save(const struct job *j)
 {
-	const char *hosts = j->spec.hosts.count ? j->spec.hosts.id.p : NULL;
-
-	return (struct state_dict_save){ .job = j->id, .hosts = hosts, .checkpoint = j->spec.target };
+	return (struct state_dict_save){ .job = j->id, .hosts = j->spec.hosts.id.p, .checkpoint = j->spec.target };
 }
 
 bool job_spec_loads(const struct job *j)

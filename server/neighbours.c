@@ -21,10 +21,18 @@
 enum { SWEEP_MS = 5000, LOOK_MS = 500, LOOKS = 60, PAUSE_MS = 1000, TRIES = 5, WAIT_S = 5, ASK_MS = 8000, QUIET_STALLS = 2,
        PATH_BYTES = 256 };
 
+/* A piece is what one load on another node copies: all that a save reads, or, of a planned save, one of its parts. */
+struct piece {
+	struct state_dict_use *use;
+	json_t *body;                      /* of the request */
+	unsigned held, pending;
+};
+
 /* A load on one other node. */
 struct copy {
 	struct cluster_errand errand;      /* the first member */
 	struct copying *of;
+	struct piece *piece;
 	struct copy *next;
 	json_t *record;                    /* of the job's list: borrowed */
 	char node[CLUSTER_NODE_TEXT], job[JOB_ID_LEN + 1];     /* job: "": not accepted yet */
@@ -43,12 +51,12 @@ struct copying {
 	struct copying *prev, *next;
 	struct neighbours *all;
 	char job[JOB_ID_LEN + 1];
-	struct state_dict_use *use;
+	struct piece *pieces;
+	uint32_t piece_count;
 	struct principal who;
-	json_t *body;                      /* of the request, without its target's end */
 	json_t *list;                      /* the job's `replicas` */
 	struct copy *copies;
-	unsigned wanted, held, pending;
+	unsigned wanted;                   /* of each piece */
 	uint32_t looks;                    /* how often the cluster had not looked yet */
 	int64_t sealed_ms;                 /* monotone clock */
 	char why[300];                     /* there are fewer than wanted; "": there are not */
@@ -80,10 +88,35 @@ static void copying_free(struct copying *k)
 		copy_free(c);
 	}
 	loop_timer_stop(&k->timer);
-	state_dict_unuse(&k->use);
-	json_decref(k->body);
+	for (uint32_t i = 0; i < k->piece_count; i++) {
+		state_dict_unuse(&k->pieces[i].use);
+		json_decref(k->pieces[i].body);
+	}
+	mem_free(k->pieces);
 	json_decref(k->list);
 	mem_free(k);
+}
+
+static unsigned count_held(const struct copying *k)
+{
+	unsigned n = 0;
+
+	for (uint32_t i = 0; i < k->piece_count; i++)
+		n += k->pieces[i].held;
+	return n;
+}
+
+static bool is_pending(const struct copying *k)
+{
+	for (uint32_t i = 0; i < k->piece_count; i++)
+		if (k->pieces[i].pending)
+			return true;
+	return false;
+}
+
+static bool is_short(const struct copying *k)
+{
+	return count_held(k) < k->wanted * k->piece_count;
 }
 
 /* ---- the job's record ---- */
@@ -123,13 +156,16 @@ static void tell(const struct copying *k, struct job *j)
 {
 	const struct ref *target = &j->spec.target;
 	struct metrics *m = k->all->server->metrics;
-	json_t *nodes = json_array();
+	json_t *nodes = json_array(), *seen = json_object();
 	const json_t *one;
 	size_t i;
 
 	json_array_foreach(k->list, i, one)
-		if (strcmp(jval_text(one, "state"), "held") == 0)
+		if (strcmp(jval_text(one, "state"), "held") == 0 && !json_object_get(seen, jval_text(one, "node"))) {
+			(void)json_object_set_new(seen, jval_text(one, "node"), json_true());
 			(void)json_array_append(nodes, json_object_get(one, "node"));
+		}
+	json_decref(seen);
 	metrics_observe(m, "dcpd_replicated_seconds", "", (double)(clock_mono_ms() - k->sealed_ms) / 1000);
 	events_emit(k->all->server->events, "job.replicated", j->id,
 		    json_pack("{s:s, s:s, s:s, s:o}", "job", j->id, "storage", target->storage.p, "name", target->name.p, "nodes", nodes));
@@ -202,14 +238,15 @@ static void settle(void *user)
 	}
 	if (j && is_void(j)) {
 		/* its end has withdrawn what there was */
-	} else if (j && k->held == k->wanted && !j->replicated_ms) {
+	} else if (j && !is_short(k) && !j->replicated_ms) {
 		j->replicated_ms = clock_wall_ms();
 		tell(k, j);
-	} else if (j && k->held < k->wanted) {
+	} else if (j && is_short(k)) {
 		log_warn("a save has fewer copies in other nodes' memory than it asked for", "job", k->job, "why", k->why, NULL);
 		warn(j, k->why);
 	}
-	state_dict_read_over(k->use);
+	for (uint32_t i = 0; i < k->piece_count; i++)
+		state_dict_read_over(k->pieces[i].use);
 	if (j) {
 		note(k);
 		if (is_void(j)) /* a copy may have come after its end */
@@ -228,8 +265,8 @@ static void copy_end(struct copy *c, const char *why)
 {
 	struct copying *k = c->of;
 
-	k->pending--;
-	k->held += why == NULL;
+	c->piece->pending--;
+	c->piece->held += why == NULL;
 	metrics_add(k->all->server->metrics, "dcpd_replicas_total", why ? "outcome=\"failed\"" : "outcome=\"held\"", 1);
 	(void)json_object_set_new(c->record, "state", json_string(why ? "failed" : "held"));
 	if (why)
@@ -349,14 +386,15 @@ static void copy_send(struct copy *c)
 	cluster_send(c->of->all->server->cluster, c->node, x);
 }
 
-static FALLIBLE enum err copy_new(struct copying *k, const char *node)
+static FALLIBLE enum err copy_new(struct copying *k, struct piece *p, const char *node)
 {
 	struct copy *c = mem_zalloc(1, sizeof *c);
-	const char *sd = jval_text(json_object_get(k->body, "target"), "state_dict");
+	const char *sd = jval_text(json_object_get(p->body, "target"), "state_dict");
 
-	k->pending++; /* the caller takes it back after an error */
+	p->pending++; /* the caller takes it back after an error */
 	NEED(c, "cannot ask a neighbour");
 	c->of = k;
+	c->piece = p;
 	c->moved_ms = clock_service_ms();
 	c->next = k->copies;
 	k->copies = c;
@@ -365,9 +403,9 @@ static FALLIBLE enum err copy_new(struct copying *k, const char *node)
 	c->key = BUF_INIT(128);
 	buf_printf(&c->caller, CLUSTER_CALLER_HEAD ": %u 2 %d -", (unsigned)k->who.uid, k->who.admin);
 	buf_putc(&c->caller, '\0');
-	buf_printf(&c->key, "Idempotency-Key: replica-%s-%jd", k->job, (intmax_t)k->use->generation);
+	buf_printf(&c->key, "Idempotency-Key: %s-%jd", sd, (intmax_t)p->use->generation);
 	buf_putc(&c->key, '\0');
-	c->body = jtext_of(k->body);
+	c->body = jtext_of(p->body);
 	c->record = json_pack("{s:s, s:s, s:s, s:I}", "node", node, "state", "copying", "state_dict", sd, "generation",
 			      (json_int_t)STATE_DICT_MADE_FIRST);
 	if (json_array_append_new(k->list, c->record) != 0)
@@ -391,14 +429,14 @@ static void on_look(void *user)
 	next_node(k);
 }
 
-/* The nearest node that was not asked yet; NULL: there is none. */
-static const char *nearest(const struct copying *k)
+/* The nearest node that was not asked for it yet; NULL: there is none. */
+static const char *nearest(const struct copying *k, const struct piece *p)
 {
 	const char *node;
 
 	for (uint32_t i = 0; (node = cluster_neighbour(k->all->server->cluster, i)) != NULL; i++) {
 		const struct copy *c = k->copies;
-		while (c && strcmp(c->node, node) != 0)
+		while (c && (c->piece != p || strcmp(c->node, node) != 0))
 			c = c->next;
 		if (!c)
 			return node;
@@ -406,63 +444,105 @@ static const char *nearest(const struct copying *k)
 	return NULL;
 }
 
+/* True: the cluster has too few. */
+static bool next_nodes_of(struct copying *k, struct piece *p)
+{
+	const char *node;
+
+	while (p->held + p->pending < k->wanted && (node = nearest(k, p)) != NULL)
+		if (copy_new(k, p, node)) { /* out of memory: as if there were no more nodes */
+			err_clear();
+			p->pending--;
+			break;
+		}
+	return p->held + p->pending < k->wanted;
+}
+
 /* Asks as many nodes as are lacking. */
 static void next_node(struct copying *k)
 {
 	const struct cluster *cluster = k->all->server->cluster;
+	bool lacks = false;
 
-	while (k->held + k->pending < k->wanted) {
-		const char *node = nearest(k);
-		if (!node && cluster && !cluster_has_looked(cluster) && k->looks++ < LOOKS) {
-			loop_timer_start(k->all->server->loop, LOOK_MS, on_look, k, &k->timer);
-			return;
-		}
-		if (!node)
-			break;
-		if (copy_new(k, node)) { /* out of memory: as if there were no more nodes */
-			err_clear();
-			k->pending--;
-			break;
-		}
-	}
-	if (k->pending || k->timer)
+	for (uint32_t i = 0; i < k->piece_count; i++)
+		lacks = next_nodes_of(k, &k->pieces[i]) || lacks;
+	if (lacks && cluster && !cluster_has_looked(cluster) && k->looks++ < LOOKS) {
+		loop_timer_start(k->all->server->loop, LOOK_MS, on_look, k, &k->timer);
 		return;
-	if (k->held < k->wanted) {
+	}
+	if (is_pending(k) || k->timer)
+		return;
+	if (is_short(k)) {
 		char last[sizeof k->why];
 		snprintf(last, sizeof last, "%s", k->why);
-		snprintf(k->why, sizeof k->why, "%u of %u copies are in other nodes' memory%s%.200s", k->held, k->wanted,
+		snprintf(k->why, sizeof k->why, "%u of %u copies are in other nodes' memory%s%.200s", count_held(k),
+			 k->wanted * k->piece_count,
 			 last[0] ? ": " : cluster ? ": there are no more nodes that take work" : ": this daemon is in no cluster", last);
 	}
 	settle_soon(k, 0);
 }
 
+/* Of a planned save the parts are copied, not the list of items. */
+static bool is_planned(const struct job *j)
+{
+	return json_object_get(json_object_get(j->request, "source"), "parts") != NULL;
+}
+
+static uint32_t count_pieces(const struct job *j)
+{
+	return is_planned(j) ? j->part_count : j->source_use != NULL;
+}
+
+static struct state_dict_use *nth_piece(const struct job *j, uint32_t i)
+{
+	return is_planned(j) ? j->part_uses[i] : j->source_use;
+}
+
 /* Why there can be no copy; NULL: there can. */
 static const char *impossible(const struct job *j)
 {
-	if (j->part_uses || j->spec.parts.n)
-		return "0 copies are in other nodes' memory: the parts of a planned save are not copied";
-	if (!j->source_use)
-		return "0 copies are in other nodes' memory: the save had ended";
-	if (j->spec.ring || state_dict_use_has_ring(j->source_use))
-		return "0 copies are in other nodes' memory: the state dict went through a ring, and lies in no memory";
+	for (uint32_t i = 0; i < count_pieces(j) || !j->source_use; i++)
+		if (!j->source_use || !nth_piece(j, i))
+			return "0 copies are in other nodes' memory: the save had ended";
+		else if (j->spec.ring || state_dict_use_has_ring(nth_piece(j, i)))
+			return "0 copies are in other nodes' memory: the state dict went through a ring, and lies in no memory";
 	return NULL;
 }
 
-static FALLIBLE enum err make_body(const struct job *j, struct copying *k)
+/* The parts of a planned save have a copy each, in a state dict of its own. */
+static FALLIBLE enum err make_body(const struct job *j, uint32_t i, struct piece *p)
 {
 	const char *self = j->server->config->node ? j->server->config->node : "";
 	const struct ref *target = &j->spec.target;
+	char name[JOB_ID_LEN + 32];
+
+	snprintf(name, sizeof name, is_planned(j) ? "replica-%s-%u" : "replica-%s", j->id, i);
+	p->body = json_pack("{s:s, s:{s:s, s:s, s:I}, s:{s:s}, s:{s:s, s:{s:s, s:s}, s:b}, s:{s:s}}", "kind", "load",
+			    "source", "state_dict", p->use->name, "node", self, "generation", (json_int_t)p->use->generation,
+			    "target", "state_dict", name,
+			    "replica", "job", j->id, "checkpoint", "storage", target->storage.p, "name", target->name.p,
+				       "part", is_planned(j) || j->spec.hosts.id.p,
+			    "labels", "replica_from", self);
+	NEED(p->body, "cannot ask a neighbour");
+	if (j->spec.hosts.id.p && json_object_set_new(json_object_get(p->body, "replica"), "hosts", json_string(j->spec.hosts.id.p)) != 0)
+		return ERR(NO_MEMORY, "cannot ask a neighbour");
+	return OK;
+}
+
+/* Holds what is to be copied. */
+static FALLIBLE enum err take_pieces(struct job *j, struct copying *k)
+{
+	uint32_t n = count_pieces(j);
 
 	k->list = json_array();
-	k->body = json_pack("{s:s, s:{s:s, s:s, s:I}, s:{s:s+}, s:{s:s, s:{s:s, s:s}, s:b}, s:{s:s}}", "kind", "load",
-			    "source", "state_dict", k->use->name, "node", self, "generation", (json_int_t)k->use->generation,
-			    "target", "state_dict", "replica-", j->id,
-			    "replica", "job", j->id, "checkpoint", "storage", target->storage.p, "name", target->name.p,
-				       "part", j->spec.hosts.id.p != NULL,
-			    "labels", "replica_from", self);
-	NEED(k->list && k->body, "cannot ask a neighbour");
-	if (j->spec.hosts.count && json_object_set_new(json_object_get(k->body, "replica"), "hosts", json_string(j->spec.hosts.id.p)) != 0)
-		return ERR(NO_MEMORY, "cannot ask a neighbour");
+	k->pieces = mem_zalloc(n + 1, sizeof *k->pieces);
+	NEED(k->list && k->pieces, "cannot ask a neighbour");
+	for (uint32_t i = 0; i < n; i++) {
+		struct piece *p = &k->pieces[k->piece_count++];
+		const struct state_dict_use *u = nth_piece(j, i);
+		TRY(state_dict_use(j->server->state_dicts, &k->who, str_of(u->name), u->generation, j->id, &p->use));
+		TRY(make_body(j, i, p));
+	}
 	return OK;
 }
 
@@ -481,10 +561,7 @@ void neighbours_snapshotted(struct job *j)
 	*k = (struct copying){ .all = all, .wanted = (unsigned)j->spec.neighbours, .who = job_owner(j), .sealed_ms = clock_mono_ms() };
 	memcpy(k->job, j->id, sizeof k->job);
 	list2_add(&all->first, k);
-	const struct state_dict_use *u = j->source_use;
-	enum err e = state_dict_use(j->server->state_dicts, &k->who, str_of(u->name), u->generation, j->id, &k->use);
-	e = e ? e : make_body(j, k);
-	if (e) {
+	if (take_pieces(j, k)) {
 		warn(j, err_last()->text);
 		err_clear();
 		copying_free(k);

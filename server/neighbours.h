@@ -6,6 +6,8 @@
  * copies of K others; who declines or fails is passed over. Nothing of it fails a save: fewer copies than asked for are a warning of its
  * result.
  *
+ * Of a planned save each part is copied by itself.
+ *
  * Known to this run of the daemon alone: after a restart, jobs that have not ended begin again (a neighbour finds its load by its
  * Idempotency-Key), copies of ended ones are given up. */
 #pragma once

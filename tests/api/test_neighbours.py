@@ -179,6 +179,41 @@ def test_the_package_saves_with_neighbours(pair):
     assert held["replica"]["job"] == job["id"] and held["bytes"] >= state["w"].nbytes
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+def test_saves_that_pytorch_plans_are_copied(pair, blocking):
+    """Each rank's snapshot is a part: it stands for nothing by itself, and a load of the checkpoint finds it."""
+    a, b = pair
+    torch = pytest.importorskip("torch")
+    state = {f"w{i}": torch.arange(1 << 20, dtype=torch.float32) + i for i in range(8)}
+    with package.daemon(f"unix://{a.socket}") as dcpd:
+        import torch.distributed.checkpoint as dcp
+        from dcpd.torch import StorageWriter
+
+        for step in (1, 2):
+            for t in state.values():
+                t += 1
+            writer = StorageWriter(f"main:run/step-{step}", neighbours=1)
+            if blocking:
+                dcp.save(state, storage_writer=writer, no_dist=True)
+            else:
+                dcp.async_save(state, storage_writer=writer, no_dist=True).result(60)
+            job = next(j for j in a.api.get("/v1/jobs?filter=kind=save").ok(200)["jobs"] if j["target"]["name"] == f"run/step-{step}")
+            job = settled(a, job)
+            assert [(r["node"], r["state"]) for r in job["replicas"]] == [("b", "held")] and not job["result"].get("warnings"), job
+            (held,) = replicas(b)
+            assert held["replica"]["name"] == f"run/step-{step}" and held["replica"]["part"] and held["replica"]["job"] == job["id"]
+        dcpd.close()
+    a.kill()
+    b.sees(a="away", b="joined")
+    done = b.api.run("load", source={"storage": "main", "name": "run/step-2"}, target={"state_dict": "x"})["result"]
+    assert done["bytes_from_memory"] == sum(t.nbytes for t in state.values()) and done["unverified_bytes"] == 0, done
+    got = b.images("x")[0].entries
+    assert all(got[k][2] == t.numpy().tobytes() for k, t in state.items())
+    shutil.rmtree(b.storages["main"] / "run")
+    b.api.post("/v1/jobs", {"kind": "load", "source": {"storage": "main", "name": "run/step-2"},
+                            "target": {"state_dict": "y"}}).problem("not_found")
+
+
 WORLD, PART = 2, 1 << 20
 ALL = WORLD * PART
 

@@ -420,6 +420,20 @@ static enum err publish_parts(const struct write_store *store, struct write *w)
 	return write_publish(w);
 }
 
+/* The places, each once: what hosts have in memory of this save, they know by these. */
+static FALLIBLE enum err list_ids(struct planned_save *l, struct strs *out)
+{
+	TRY(arena_alloc(l->arena, l->build.file_count + 1, sizeof *out->v, &out->v));
+	for (uint32_t i = 0; i < l->build.file_count; i++) {
+		bool before = !l->places[i];
+		for (size_t k = 0; k < out->n && !before; k++)
+			before = str_is(out->v[k], l->places[i]);
+		if (!before)
+			out->v[out->n++] = str_of(l->places[i]);
+	}
+	return OK;
+}
+
 static FALLIBLE enum err write_planned(struct planned_save *l)
 {
 	struct load_plan pieces;
@@ -432,6 +446,7 @@ static FALLIBLE enum err write_planned(struct planned_save *l)
 				.world_size = l->world_size, .format = FORMAT_DCP, .after_run = check_metadata, .user = l,
 				.given = &l->build, .metadata = { l->metadata, l->metadata_bytes },
 				.metadata_name = l->metadata_name, .items = &l->contents };
+	TRY(list_ids(l, &w.hosts));
 	struct write_store store = part_of(l) ? hosts_part_store(part_of(l)) : (struct write_store){
 		.stage = write_alone.stage, .publish = publish_parts, .is_shared = true, .user = l };
 

@@ -108,8 +108,12 @@ enum err manifest_put(struct buf *b, const struct manifest_head *head, const str
 		TRY(record_put(b, head->record));
 	buf_printf(b, ",\"job\":\"%s\",\"attempt\":%ju,\"kind\":\"%s\",\"created_at\":\"%s\",\"uid\":%u", head->job,
 		   (uintmax_t)head->attempt, head->kind, head->created_at, head->uid);
-	if (head->hosts)
-		buf_printf(b, ",\"hosts\":\"%s\"", head->hosts);
+	for (size_t i = 0; i < head->hosts.n; i++) {
+		buf_puts(b, i ? "," : ",\"hosts\":[");
+		buf_json_str(b, head->hosts.v[i]);
+	}
+	if (head->hosts.n)
+		buf_puts(b, "]");
 	if (head->has_generation)
 		buf_printf(b, ",\"generation\":%ju", (uintmax_t)head->generation);
 	if (head->unsynced)

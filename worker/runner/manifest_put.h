@@ -8,7 +8,7 @@
 struct manifest_head {
 	const char *job, *kind, *created_at, *metadata_name;
 	const char *save_id;                   /* the one in the metadata, or "" */
-	const char *hosts;                     /* the id of a save by several hosts; NULL: it is of one */
+	struct strs hosts;                     /* ids of saves by several hosts; n 0: it is of one */
 	uint64_t attempt, generation, world_size, metadata_bytes;
 	uint32_t uid;                          /* the checkpoint's owner (owner.h) */
 	bool has_generation, unsynced;

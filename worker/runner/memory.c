@@ -8,7 +8,7 @@
 #include "tensor/linear.h"
 
 enum { LOOKS_MAX = 64,                 /* at the parts of an FQN, for one chunk: they come in the order of the chunks, mostly */
-       FAR_MAX = 16,                   /* copies in other nodes' memory */
+       FAR_MAX = 64,                   /* copies in other nodes' memory */
        PARTS_MAX = 1 << 20 };          /* of all segments: their owners may write any number there; the rest is read from files */
 
 static FALLIBLE enum err add_part(struct memory *m, uint32_t segment, const struct image_part *part)
@@ -139,13 +139,16 @@ static FALLIBLE enum err open_far(const struct memory_lists *l, struct memory *o
 	return e;
 }
 
-/* Does the manifest name the save that the entry is of? Hosts that save together have a job each; the manifest has the leader's alone. */
+/* Does the manifest name the save that the entry is of? Hosts that save together have a job each; the manifest has one. */
 static bool is_save(const struct manifest *manifest, const json_t *entry)
 {
 	const char *job = json_string_value(json_object_get(entry, "job"));
 	const char *hosts = json_string_value(json_object_get(entry, "hosts"));
+	bool found = job && strcmp(manifest->job, job) == 0;
 
-	return job && (strcmp(manifest->job, job) == 0 || (hosts && manifest->hosts[0] && strcmp(manifest->hosts, hosts) == 0));
+	for (uint64_t i = 0; job && hosts && i < manifest->hosts.n; i++)
+		found = found || str_is(manifest->hosts.v[i], hosts);
+	return found;
 }
 
 /* Copies of this host come first, then those of other nodes. */

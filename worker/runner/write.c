@@ -150,6 +150,7 @@ static FALLIBLE enum err put_manifest(const struct write *w, struct manifest_hea
 	CLEANUP(buf_free) struct buf b = BUF_INIT(MANIFEST_MAX);
 	CLEANUP(jval_drop) json_t *record = NULL;
 	char stamp[40], name[MANIFEST_NAME_MAX];
+	struct str id = j->spec.hosts.id;
 	time_t now = clock_wall_ms() / 1000;
 	struct tm tm;
 
@@ -159,7 +160,7 @@ static FALLIBLE enum err put_manifest(const struct write *w, struct manifest_hea
 	head->job = j->id;
 	head->kind = kind_of(j->kind)->name;
 	head->attempt = j->attempt;
-	head->hosts = j->spec.hosts.count ? j->spec.hosts.id.p : NULL;
+	head->hosts = j->spec.hosts.count ? (struct strs){ &id, 1 } : w->spec->hosts;
 	head->uid = j->uid;
 	head->unsynced = w->staging->no_sync;
 	TRY(make_content(w, content, &p.content_unknown));
@@ -168,6 +169,7 @@ static FALLIBLE enum err put_manifest(const struct write *w, struct manifest_hea
 	head->record = record;
 	enum err e = manifest_put(&b, head, w->run, w->staging);
 	head->record = NULL;
+	head->hosts = (struct strs){ 0 };
 	TRY(e ?: put_content_digest(w->job, content));
 	manifest_name(head->metadata_name, name);
 	return staging_put_file(w->staging, name, b.p, b.len);

@@ -41,6 +41,7 @@ struct write_spec {
 	const struct file_plan_given *given;       /* files and items as the client chose them; then `.metadata` is its too: */
 	struct str metadata;           /* p NULL: none yet, a dry run */
 	const char *metadata_name;
+	struct strs hosts;             /* ids of what other hosts have written for it (hosts.h) */
 	struct content_items *items;   /* what the items are tensors of */
 	const struct gguf_head *gguf;  /* see file_plan.h */
 	const struct build_other *others;      /* files that travel along, and their sources */

@@ -16,6 +16,7 @@ void manifest_free(struct manifest *m)
 {
 	if (!m)
 		return;
+	vec_free(&m->hosts);
 	vec_free(&m->files);
 	vec_free(&m->items);
 	vec_free(&m->digests);
@@ -285,6 +286,22 @@ static FALLIBLE enum err take_metadata(struct jscan *js, struct manifest *m)
 	return OK;
 }
 
+static FALLIBLE enum err take_hosts(struct jscan *js, struct manifest *m)
+{
+	struct jscan_token t;
+	struct str *at;
+
+	TRY(jscan_expect(js, JSCAN_ARRAY, &t));
+	JSCAN_EACH(js, &t) {
+		if (t.kind != JSCAN_STRING)
+			return jscan_bad(js, "an id that is no text");
+		TRY(vec_push(&m->hosts, &at));
+		TRY(jscan_str(js, &t, m->arena, at));
+		TRY(arena_str(m->arena, *at, at));
+	}
+	return OK;
+}
+
 static FALLIBLE enum err take_member(struct jscan *js, struct manifest *m, struct str key)
 {
 	struct jscan_token t;
@@ -293,7 +310,7 @@ static FALLIBLE enum err take_member(struct jscan *js, struct manifest *m, struc
 	if (str_is(key, "job"))
 		return take_text(js, m, m->job, sizeof m->job);
 	if (str_is(key, "hosts"))
-		return take_text(js, m, m->hosts, sizeof m->hosts);
+		return take_hosts(js, m);
 	if (str_is(key, "kind"))
 		return take_text(js, m, m->kind, sizeof m->kind);
 	if (str_is(key, "created_at"))

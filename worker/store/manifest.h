@@ -4,15 +4,15 @@
  *
  *   {"dcpd":1,"record":{…},"record_xxh3_128":"…",        (record.h; not in the manifests of versions before)
  *    "job":"01J…","attempt":1,"kind":"save","created_at":"…","uid":1000,"generation":7,"world_size":2,"bytes":…,
- *    "hosts":"…","sync":false,
+ *    "hosts":["…"],"sync":false,
  *    "metadata":{"name":".metadata","bytes":…,"xxh3_128":"…","save_id":"…"},
  *    "files":[{"name":"__0_0.distcp","bytes":…,"mtime_ns":…,
  *              "items":[[offset,length,"crc32","xxh3_128",[end,"xxh3_128",…],true],…],
  *              "edges":["xxh3_128",…]}],
  *    "self_xxh3_128":"…"}
  *
- * hosts is the id of a save by several hosts, each of which has a job of its own: `job` is the leader's. sync is there if files were not
- * fsynced.
+ * hosts has the ids (`hosts.id`) of a save by several hosts, each of which has a job of its own: `job` is that of the one who committed.
+ * sync is there if files were not fsynced.
  * An item's digest is the XXH3-128 of its payload, or of all its bytes if `true` stands at the end (values, transformed items, whole
  * safetensors files). An item written in several blocks has the list [end of block, digest of block, …], and the item's digest is the
  * XXH3-128 of the blocks' digests. `edges` has an entry per item, in the order of `items`: the XXH3-128 of the archive around the payload
@@ -49,7 +49,6 @@ struct manifest_file {
 
 struct manifest {
 	char job[64];
-	char hosts[72];                        /* "": a save of one host */
 	char kind[32];
 	char created_at[40];
 	uint64_t attempt, generation, world_size, bytes, metadata_bytes, uid;
@@ -59,6 +58,7 @@ struct manifest {
 	char save_id[MANIFEST_SAVE_ID];        /* "": not recorded */
 	unsigned char metadata_xxh3[16];
 	struct arena *arena;
+	struct vec(struct str) hosts;
 	struct vec(struct manifest_file) files;
 	struct vec(struct manifest_item) items;
 	struct vec(struct block_digest) digests;

@@ -87,6 +87,8 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
 
     incremental: see dcpd.save. With True each tensor of 1 MiB or more has a file of its own, for links to share; no ring is used.
 
+    neighbours: see dcpd.save. Each rank's tensors are copied to that many nodes; no ring is used. Loads of the checkpoint find them.
+
     metrics, keep, hold: as of dcpd.save, for the checkpoint that this writer makes; those of the coordinator rank count.
 
     DCPD_PACE=background in the environment of the coordinator rank: the bytes are written at that pace (see dcpd.save).
@@ -97,7 +99,8 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
     def __init__(self, path: _path.Id, single_file_per_rank: bool = True, sync_files: bool = True, thread_count: int = 1,
                  per_thread_copy_ahead: int = _AHEAD, cache_staged_state_dict: bool = False, overwrite: bool = True,
                  _extensions: Optional[Sequence[Any]] = None, serialization_format: Any = None, *, incremental: Optional[bool] = None,
-                 metrics: Optional[Mapping[str, float]] = None, keep: Optional[str] = None, hold: Optional[str] = None) -> None:
+                 metrics: Optional[Mapping[str, float]] = None, keep: Optional[str] = None, hold: Optional[str] = None,
+                 neighbours: Optional[int] = None) -> None:
         super().__init__()
         if per_thread_copy_ahead not in (_AHEAD, 0):
             warnings.warn("per_thread_copy_ahead has no effect: dcpd copies tensors straight into shared memory", stacklevel=2)
@@ -105,7 +108,7 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         self.path = _path.parse(path)
         self.single_file_per_rank, self.sync_files, self.thread_count = single_file_per_rank, sync_files, thread_count
         self.per_thread_copy_ahead, self.cache_staged_state_dict = per_thread_copy_ahead, cache_staged_state_dict
-        self.overwrite, self.incremental = overwrite, incremental
+        self.overwrite, self.incremental, self.neighbours = overwrite, incremental, neighbours
         self.metrics, self.keep, self.hold = metrics_of(metrics), keep, hold
         self.transforms = _Transforms(() if _extensions is None else tuple(_extensions))
         self.serialization_format = formats.TORCH_SAVE if serialization_format is None and formats else serialization_format
@@ -214,7 +217,7 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
             entries += _items.entries(name, bucket, planner, self.transforms.extensions, safetensors)
         done: Any = Future()
         rank = _number(plan.storage_data.prefix, self.rank)
-        results = self._through_ring(entries, rank) if _ring_fits(entries) and not self.incremental else None
+        results = self._through_ring(entries, rank) if _ring_fits(entries) and not (self.incremental or self.neighbours) else None
         if results is None:
             results = self._into_segments(entries, rank)
             results = self._write_here(results) if elsewhere else results
@@ -363,7 +366,8 @@ class StorageWriter(_path.Named, _storage.StorageWriter):  # type: ignore[misc,u
         pace = pace_of(None)
         return {"overwrite": self.overwrite or not self.use_collectives, "sync_files": bool(self.sync_files),
                 "in_place": "needed" if self.use_collectives else "always", **({"pace": pace} if pace else {}),
-                **({} if self.incremental is None else {"incremental": bool(self.incremental)})}
+                **({} if self.incremental is None else {"incremental": bool(self.incremental)}),
+                **({} if self.neighbours is None else {"neighbours": int(self.neighbours)})}
 
     @staticmethod
     def _in_turn(call: Any, **spec: Any) -> Any:
