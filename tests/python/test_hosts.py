@@ -310,6 +310,15 @@ def test_the_drop_in(hosts, how):
     hosts.ranks(on_hosts.load, ref, 7)
 
 
+def test_a_host_has_its_part_of_the_drop_ins_save_in_its_memory(hosts):
+    hosts.ranks(on_hosts.dropin_save, "main:run/remembered", 3, "async")
+    for d in hosts.daemons:
+        client = dcpd.connect(f"unix://{d.socket}")
+        found = client.jobs.run("load", source="main:run/remembered", target={"state_dict": "found"})["result"]
+        assert 0 < found["bytes_from_memory"] < found["bytes"], (d.host.name, found)
+        client.state_dicts.delete("found")
+
+
 def test_the_drop_in_with_kept_plans(hosts):
     hosts.ranks(on_hosts.dropin_cached, "main:run/kept", 3)
     for i in range(3):
