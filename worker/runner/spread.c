@@ -240,8 +240,8 @@ static const struct store_ops ops = { .read = read_spread, .take = take_spread, 
 
 void spread_wrap(struct files *f, uint32_t file, struct store_at *out)
 {
-	f->spread.ops = &ops;
-	f->spread.own = f;
+	if (!f->spread.ops) /* later on I/O threads read through the store */
+		f->spread = (struct store){ .ops = &ops, .own = f };
 	f->under[file] = *out;
 	*out = (struct store_at){ &f->spread, (int)file };
 }

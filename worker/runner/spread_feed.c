@@ -37,14 +37,15 @@ struct spread {
 	struct files files;            /* for the threads that read; under `opening` */
 	pthread_mutex_t opening;
 	uint32_t *files_of;            /* run file by number in the checkpoint */
-	uint32_t *own_left;            /* by window: units of this host that are not read yet */
-	uint64_t next_unit;            /* of the plan: the next one that a reader looks at */
+	uint32_t *own_left;            /* under spread_shared.lock: units of this host that are not read yet, by window */
+	uint64_t next_unit;            /* under spread_shared.lock: the next unit of the plan that a reader looks at */
 	pthread_t readers[READERS], feeder;
 	uint32_t reader_count;
 	bool past_cache;               /* units that are not in the page cache are read past it */
-	bool feeds, fed;               /* the feeder runs; has ended */
+	bool feeds;                    /* the feeder runs; written when it does not */
+	bool fed;                      /* under spread_shared.lock: the feeder has ended */
 	_Atomic bool stop;
-	enum err failed;               /* why windows ended before their time, with its details */
+	enum err failed;               /* under spread_shared.lock while threads run, as is failure: why windows ended before their time */
 	struct err_info failure;
 	struct farewell *farewells;    /* by host; NULL: a host's farewell is missing */
 };
@@ -315,6 +316,7 @@ enum err spread_join(struct job *j, struct run_build *b, const uint32_t *keys, s
 
 /* ---- threads ---- */
 
+/* The lock is held. */
 static bool over(const struct spread *s)
 {
 	return atomic_load(&s->stop) || s->failed || atomic_load(&s->run->head->cancelled);
@@ -522,12 +524,13 @@ static FALLIBLE enum err feed_window(struct spread *s, uint64_t window)
 	while (go && s->own_left[window] && !over(s))
 		spread_wait(sh, &sh->change);
 	go = go && !over(s);
+	enum err failed = s->failed; /* a reader may fail any moment */
+	struct err_info failure = s->failure;
 	pthread_mutex_unlock(&sh->lock);
-	if (!go) {
-		if (s->failed)
-			err_restore(&s->failure);
-		return s->failed ? s->failed : ERR(CANCELLED, "the load has ended on this host");
-	}
+	if (!go && failed)
+		err_restore(&failure);
+	if (!go)
+		return failed ? failed : ERR(CANCELLED, "the load has ended on this host");
 	TRY((w->all ? exchange_all : exchange_some)(s, w, spread_slot(s->run, window)));
 	atomic_fetch_add(&sh->node_bytes, received(s, w));
 	pthread_mutex_lock(&sh->lock);
@@ -547,7 +550,7 @@ static void *feed(void *user)
 		e = feed_window(s, w);
 	if (e) {
 		fail(s, e);
-		err_restore(&s->failure);
+		err_restore(&s->failure); /* set once, and not before the lock that fail() took */
 		comm_abort(s->comm, s->failed);
 	}
 	pthread_mutex_lock(&sh->lock);
@@ -585,8 +588,9 @@ enum err spread_begin(struct spread *s, struct run *run)
 	TRY(files_open(run, &s->job->worker->stores, NULL, 0, &s->files));
 	s->files.as_stored = true;
 	s->run = run;
-	s->feeds = true; /* before the thread looks */
-	s->feeds = pthread_create(&s->feeder, NULL, feed, s) == 0;
+	s->feeds = true; /* before the thread looks: it reads without the lock */
+	if (pthread_create(&s->feeder, NULL, feed, s) != 0)
+		s->feeds = false;
 	while (s->feeds && s->reader_count < READERS && pthread_create(&s->readers[s->reader_count], NULL, read_units, s) == 0)
 		s->reader_count++;
 	return s->feeds && s->reader_count ? OK : ERR(SYSTEM, "cannot start threads");
