@@ -271,7 +271,7 @@ clean: ## remove what was built
 
 ##@ Test
 # One interpreter for many Python tests: importing PyTorch and starting ranks is what costs. What tests leave goes when they have passed.
-PYTEST = BIN=$(abspath $(BIN)) TESTBIN=$(abspath $(TESTBIN)) PYTHONDONTWRITEBYTECODE=1 \
+PYTEST = BIN=$(abspath $(BIN)) TESTBIN=$(abspath $(TESTBIN)) PYTHONDONTWRITEBYTECODE=1 $(if $(filter torch% package%,$*),WARM=build/test/warm) \
          $$(tests/venv.sh)/bin/python $(if $(filter torch% package%,$*),tests/lib/warm.py,-m pytest) -q \
          -o tmp_path_retention_policy=failed -o cache_dir=$(abspath build/test/pytest) $(if $(T),-k '$(T)')
 PYTESTS := $(wildcard tests/worker tests/api tests/interop tests/fault tests/e2e)

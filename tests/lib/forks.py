@@ -28,6 +28,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "api" / "python" / "dcpd
 # An optimizer imports the compiler when it is made: a second and a half, and most programs have one.
 MORE = ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
 warm = None  # calls go there, if this process was begun by warm.py
+has_more = False
 
 
 class Forked:
@@ -145,12 +146,16 @@ def serve(calls):
                 pass
 
 
-def run(call):
-    """The program, in a `__main__` of its own, until the interpreter ends."""
+def take(call):
     os.environ.clear()
     os.environ.update(call["env"])
     os.chdir(call["cwd"])
     sys.argv = call["args"]
+
+
+def run(call):
+    """The program, in a `__main__` of its own, until the interpreter ends."""
+    take(call)
     sys.path[:1] = [str(pathlib.Path(sys.argv[0]).parent), *filter(None, call["env"].get("PYTHONPATH", "").split(os.pathsep))]
     main = types.ModuleType("__main__")
     main.__file__ = sys.argv[0]
@@ -171,6 +176,10 @@ def run_to_end(call):
     except BaseException:
         sys.excepthook(*sys.exc_info())
         status = 1
+    end(status)
+
+
+def end(status):
     threading._shutdown()
     atexit._run_exitfuncs()
     for f in (sys.stdout, sys.stderr):
@@ -194,12 +203,21 @@ def compile_package():
     importlib.machinery.SourceFileLoader.source_to_code = source_to_code
 
 
-def begin(calls):
-    """Imports what programs need, and serves. Returns in programs, when they have ended."""
+def import_more():
+    """What programs need, unless this process is a fork of one that has it."""
+    global has_more
+    if has_more:
+        return
     for name in MORE:
         importlib.import_module(name)
     compile_package()
     gc.freeze()  # else each program looks through all of PyTorch once more when it ends
+    has_more = True
+
+
+def begin(calls):
+    """Serves. Returns in programs, when they have ended."""
+    import_more()
     ends_whole = os.environ.get("DCPD_FULL")
     call = serve(calls)
     if ends_whole:
