@@ -25,7 +25,7 @@ def hosts(tmp_path_factory, s3_server):
             daemons.append(lib.Daemon(home, {"main": home / "main", "s3": f"s3://{s3_server.bucket}/{place}"}, options(s3_server),
                                       env=s3_server.environment()))
         ranks = lib_ranks.Ranks(4, {"GLOO_SOCKET_IFNAME": "lo"},
-                                hosts=[((), {"DCPD_URL": f"unix://{d.socket}", "DCPD_PLACE": str(i)}, 2) for i, d in enumerate(daemons)])
+                                hosts=[({"DCPD_URL": f"unix://{d.socket}", "DCPD_PLACE": str(i)}, 2) for i, d in enumerate(daemons)])
         yield daemons, ranks
     finally:
         if ranks:

@@ -30,7 +30,7 @@ def hosts(tmp_path_factory):
         for n in nodes:
             n.sees(**{name: "joined" for name in NODES})
         ranks = lib_ranks.Ranks(3, {"GLOO_SOCKET_IFNAME": "lo"},
-                                hosts=[((), {"DCPD_URL": f"unix://{n.socket}", "DCPD_PLACE": n.name}, 1) for n in nodes])
+                                hosts=[({"DCPD_URL": f"unix://{n.socket}", "DCPD_PLACE": n.name}, 1) for n in nodes])
         yield nodes, ranks
     finally:
         if ranks:
