@@ -125,6 +125,7 @@ struct state_dict {
 	json_t *replica;            /* {"replica":{"job","storage","name","node","state_dict","part"}}: a neighbour's; NULL: it is none */
 	uint64_t replica_bytes;     /* counted in the budget for neighbours */
 	int64_t replica_until_ms;   /* service time: it goes then */
+	bool spent;                 /* a newer one stands in its place: its warm slots are for the next one, and the journal has no row */
 	bool withdrawn;             /* a replica that stands for its checkpoint no more; the journal has no row */
 	struct state_dict_feed *feed;   /* NULL: neither a publication nor a subscriber */
 };
@@ -179,6 +180,11 @@ static inline struct slot *state_dict_slot(const struct state_dict *sd, uint32_t
 {
 	return &sd->slots[number][rank];
 }
+/* A warm segment serves if it is large enough and not twice as large. */
+static inline bool state_dict_slot_fits(const struct slot *sl, uint64_t bytes)
+{
+	return sl->bytes >= bytes && sl->bytes / 2 <= bytes;
+}
 /* All slots, numbered through. */
 static inline uint32_t state_dict_slots(const struct state_dict *sd)
 {
@@ -217,8 +223,10 @@ FALLIBLE enum err state_dict_new_use(struct state_dict *sd, int64_t generation, 
 FALLIBLE enum err state_dict_hold(struct state_dict *sd, int64_t generation, const char *job, struct state_dict_use **out);
 
 /* ---- state_dict_replica.c: copies of what neighbours saved (see state_dict.h) ---- */
-/* Makes it one, with so many bytes to come. Older replicas of the run go for that. ERR_SHM_EXHAUSTED: the budget has no room. */
-FALLIBLE enum err state_dict_replica_admit(struct state_dict *sd, const json_t *role, uint64_t bytes);
+/* Makes it one, with so many bytes to come. Older replicas of the run go for that; *adopted_out: bytes of segments that it has got from a
+ * spent one. ERR_SHM_EXHAUSTED: the budget has no room. */
+FALLIBLE enum err state_dict_replica_admit(struct state_dict *sd, const json_t *role, const struct state_dict_use *use, uint64_t bytes,
+					   uint64_t *adopted_out);
 void state_dict_replica_kept(struct state_dict *sd);     /* it is whole: those that it replaces go, and loads of the checkpoint find it */
 /* Of a journal's row, whose slots come later. Takes the role. */
 FALLIBLE enum err state_dict_replica_take(struct state_dict *sd, json_t *role);

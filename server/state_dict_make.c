@@ -80,12 +80,6 @@ static FALLIBLE enum err pick(struct state_dict *sd, uint32_t rank, struct slot 
 	return OK;
 }
 
-/* A warm segment serves if it is large enough and not twice as large. */
-static bool fits(const struct slot *sl, uint64_t bytes)
-{
-	return sl->bytes >= bytes && sl->bytes / 2 <= bytes;
-}
-
 static FALLIBLE enum err take_slots(struct state_dict_use *u, const struct state_dict_make *want, uint64_t *total_out)
 {
 	struct state_dict *sd = u->owner;
@@ -104,7 +98,7 @@ static FALLIBLE enum err take_slots(struct state_dict_use *u, const struct state
 		slot_move(sl, SLOT_MAKING);
 		sl->made = true;
 		sl->generation = 0; /* not known before the end */
-		if (fits(sl, bytes))
+		if (state_dict_slot_fits(sl, bytes))
 			continue;
 		state_dict_drop_segment(sd, sl);
 		TRY(num_add(total, bytes, &total));
@@ -138,7 +132,7 @@ static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make
 {
 	struct state_dicts *s = m->all;
 	struct state_dict *sd;
-	uint64_t total = 0;
+	uint64_t total = 0, adopted = 0;
 
 	TRY(find_or_alloc(s, want, &sd));
 	enum err e = state_dict_new_use(sd, want->at_least, want->job, &m->use);
@@ -150,8 +144,8 @@ static FALLIBLE enum err begin_make(struct make *m, const struct state_dict_make
 	m->use->makes = true;
 	TRY(take_slots(m->use, want, &total));
 	if (want->replica)
-		TRY(state_dict_replica_admit(sd, want->replica, total));
-	TRY(state_dict_space_clear(s, total)); /* at once, so that a shortage is named as a whole */
+		TRY(state_dict_replica_admit(sd, want->replica, m->use, total, &adopted));
+	TRY(state_dict_space_clear(s, total - adopted)); /* at once, so that a shortage is named as a whole */
 	m->left = 1; /* ours, so that it cannot end while we ask for more */
 	for (uint32_t r = 0; r < want->world_size && !m->e; r++) {
 		struct slot *sl = state_dict_slot(sd, r, m->use->ranks[r].slot);

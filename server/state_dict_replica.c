@@ -1,11 +1,16 @@
 /* state_dict_replica.c: see state_dict.h, "Replicas". The role of a replica, a column of its row, names the checkpoint that it copies,
- * so that a restart finds it again. Newer means a save with a later id: a training that goes back to an older step saves that one anew. */
+ * so that a restart finds it again. Newer means a save with a later id: a training that goes back to an older step saves that one anew.
+ *
+ * One that a newer one replaces is spent: nobody sees it any more, and its segments wait for the next copy, because new pages cost as much
+ * as the bytes that come into them. They count in the budget, and go for whatever needs memory (state_dict_space.c). */
 #include "base/jval.h"
 #include "base/mem.h"
 #include "server/config.h"
 #include "server/runs.h"
 #include "server/service_clock.h"
 #include "server/state_dict_impl.h"
+
+enum { SPENT_MS = 600000 };
 
 static const char *text_of(const struct state_dict *sd, const char *key)
 {
@@ -39,13 +44,97 @@ static void drop(struct state_dict *sd)
 	state_dict_kill(sd);
 }
 
+/* ---- spent ones ---- */
+
+static void on_spent(void *user, enum err e)
+{
+	struct state_dict *sd = user;
+
+	if (!sd->dead && e) /* a restart would find it: its bytes stay what they are */
+		state_dict_kill(sd);
+	sd->spent = !e;
+	err_clear();
+	state_dict_unref(sd);
+}
+
+static void spend(struct state_dict *sd)
+{
+	struct journal_txn *t = journal_txn_new(sd->all->parts.journal);
+
+	sd->hidden = true;
+	state_dict_memory_free(sd);
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++) {
+		slot_move(state_dict_nth(sd, i), SLOT_FREEING);
+		slot_move(state_dict_nth(sd, i), SLOT_FREE);
+	}
+	sd->replica_until_ms = clock_service_ms() + SPENT_MS;
+	sd->refs++;
+	journal_delete_state_dict(t, sd->name);
+	journal_commit(sd->all->parts.journal, t, on_spent, sd);
+	state_dict_emit(sd, "deleted", -1);
+}
+
+/* A spent one has no row, and is told of already. */
+static void end(struct state_dict *sd)
+{
+	if (sd->spent)
+		state_dict_kill(sd);
+	else
+		drop(sd);
+}
+
+/* Can its segments serve another one? */
+static bool is_sealed(const struct state_dict *sd)
+{
+	for (uint32_t i = 0; i < state_dict_slots(sd); i++)
+		if (state_dict_nth(sd, i)->state != SLOT_SEALED)
+			return false;
+	return true;
+}
+
+static struct state_dict *find_spent(const struct state_dicts *s, const struct state_dict *sibling)
+{
+	struct state_dict *sd;
+
+	map_each(&s->table, sd)
+		if (sd->spent && (!sibling || is_sibling(sd, sibling)))
+			return sd;
+	return NULL;
+}
+
+/* Takes the segments of a spent sibling that fit; the others go. Returns the bytes. */
+static uint64_t adopt(struct state_dict *sd, const struct state_dict_use *use)
+{
+	struct state_dict *spent = find_spent(sd->all, sd);
+	uint64_t sum = 0;
+
+	for (uint32_t r = 0; spent && r < sd->world_size && r < spent->world_size; r++) {
+		struct slot *to = state_dict_slot(sd, r, use->ranks[r].slot), *from = state_dict_slot(spent, r, 0);
+		if (to->fd >= 0 || from->fd < 0 || !state_dict_slot_fits(from, use->ranks[r].bytes))
+			continue;
+		to->fd = from->fd;
+		to->bytes = from->bytes;
+		memcpy(to->segment, from->segment, sizeof to->segment);
+		from->fd = -1;
+		from->bytes = from->image_bytes = 0;
+		from->segment[0] = '\0';
+		sum += use->ranks[r].bytes;
+	}
+	if (spent)
+		state_dict_kill(spent);
+	return sum;
+}
+
 uint64_t state_dict_replica_bytes(const struct state_dicts *s)
 {
 	const struct state_dict *sd;
 	uint64_t sum = 0;
 
-	map_each(&s->table, sd)
-		sum += sd->replica_bytes;
+	map_each(&s->table, sd) {
+		sum += sd->spent ? 0 : sd->replica_bytes;
+		for (uint32_t i = 0; sd->spent && i < state_dict_slots(sd); i++) /* some may be gone */
+			sum += state_dict_nth(sd, i)->bytes;
+	}
 	return sum;
 }
 
@@ -60,17 +149,20 @@ static struct state_dict *find_older(const struct state_dict *sd)
 	return oldest;
 }
 
-FALLIBLE enum err state_dict_replica_admit(struct state_dict *sd, const json_t *role, uint64_t bytes)
+FALLIBLE enum err state_dict_replica_admit(struct state_dict *sd, const json_t *role, const struct state_dict_use *use, uint64_t bytes,
+					   uint64_t *adopted_out)
 {
-	uint64_t budget = sd->all->parts.config->neighbour_memory, used = state_dict_replica_bytes(sd->all);
+	uint64_t budget = sd->all->parts.config->neighbour_memory, used = 0;
 	struct state_dict *older;
 
 	if (!budget)
 		return ERR(SHM_EXHAUSTED, "this node keeps no copies of its neighbours' checkpoints: it has no --neighbour-memory");
 	sd->replica = json_deep_copy(role);
 	NEED(sd->replica, "cannot make a replica");
-	while (bytes <= budget && used > budget - bytes && (older = find_older(sd)) != NULL) {
-		drop(older);
+	*adopted_out = adopt(sd, use);
+	used = state_dict_replica_bytes(sd->all);
+	while (bytes <= budget && used > budget - bytes && (older = find_spent(sd->all, NULL) ?: find_older(sd)) != NULL) {
+		end(older);
 		used = state_dict_replica_bytes(sd->all);
 	}
 	if (bytes > budget || used > budget - bytes)
@@ -97,8 +189,9 @@ static struct state_dict *find_over(struct state_dicts *s, bool (*is_gone)(const
 	struct state_dict *sd;
 
 	map_each(&s->table, sd)
-		if (sd->replica && !sd->hidden && !sd->uses &&
-		    (sd->withdrawn || now >= sd->replica_until_ms || is_replaced(sd) || (is_gone && is_gone(user, text_of(sd, "node")))))
+		if (sd->replica && (!sd->hidden || sd->spent) && !sd->uses &&
+		    (sd->withdrawn || now >= sd->replica_until_ms || (!sd->spent && is_replaced(sd)) ||
+		     (is_gone && is_gone(user, text_of(sd, "node")))))
 			return sd;
 	return NULL;
 }
@@ -108,7 +201,10 @@ void state_dict_replicas_sweep(struct state_dicts *s, bool (*is_gone)(const void
 	struct state_dict *over;
 
 	while ((over = find_over(s, is_gone, user)) != NULL)
-		drop(over);
+		if (!over->spent && !over->withdrawn && is_replaced(over) && is_sealed(over))
+			spend(over);
+		else
+			end(over);
 }
 
 bool state_dict_is_withdrawn(const char *save, const struct replica_withdrawal *w)

@@ -106,6 +106,64 @@ def test_a_newer_step_takes_the_place_of_the_older_one_and_a_restart_keeps_it(pa
     assert not replicas(b)
 
 
+def segments(node):
+    """Of the one copy that the node shows."""
+    (copy,) = replicas(node)
+    ranks = node.api.get(f"/v1/state-dicts/{copy['name']}").ok(200)["ranks"]
+    return copy["replica"]["name"], [slot["segment"] for r in ranks for slot in r["slots"]]
+
+
+def shared_memory(node):
+    return int(re.search(r'^dcpd_neighbour_bytes\{state="used"\} (\d+)', node.api.get("/metrics").body.decode(), re.M)[1])
+
+
+def test_the_segments_of_a_replaced_copy_serve_the_next_one(pair):
+    """New pages cost as much as the bytes that come into them."""
+    a, b = pair
+    sd, got = lib.fresh(), []
+    for step in range(1, 5):
+        save(a, sd, f"run/step-{step}", generation=step, seed=step, create=step == 1)
+        name, names = segments(b)
+        assert name == f"run/step-{step}" and [i.entries for i in b.images(replicas(b)[0]["name"])] == \
+            [lib.Image(i).entries for i in images(seed=step)]
+        got.append(names)
+    assert got[0] == got[2] != got[1] == got[3] and not set(got[0]) & set(got[1])
+    one = shared_memory(b) // 2
+    b.kill()
+    b.start()
+    a.sees(a="joined", b="joined")
+    assert segments(b)[1] == got[3] and shared_memory(b) == one, "what is in no row is gone"
+    assert not lib.segment_file(got[0][0]).exists()
+    save(a, sd, "run/step-5", generation=5, seed=5, create=False)
+    assert segments(b)[0] == "run/step-5" and shared_memory(b) == 2 * one
+
+
+def test_the_memory_of_replaced_copies_goes_for_whatever_needs_it(cluster):
+    a = cluster("a")
+    b = cluster("b", args=("--neighbour-memory", "5MiB", "--shm-limit", "7MiB"))
+    for n in (a, b):
+        n.sees(a="joined", b="joined")
+    large = lambda seed, mib: [lib.image({"w": ("U8", [(mib << 20) - 4096], bytes([seed]) * ((mib << 20) - 4096))})]
+
+    def step(sd, generation, mib):
+        a.put(sd, large(generation, mib), generation=generation, create=generation == 1)
+        job = a.api.submit("save", source={"state_dict": sd, "generation": generation},
+                           target={"storage": "main", "name": f"{sd}/step-{generation}"}, options={"neighbours": 1})
+        assert settled(a, job)["replicas"][0]["state"] == "held"
+        a.api.post(f"/v1/state-dicts/{sd}/ranks/0:release", {"generation": generation}).ok()
+
+    step("one", 1, 2)
+    step("one", 2, 2)
+    assert shared_memory(b) == 4 << 20, "the replaced one waits"
+    step("two", 1, 3)  # of another run
+    assert sorted(r["replica"]["name"] for r in replicas(b)) == ["one/step-2", "two/step-1"] and shared_memory(b) == 5 << 20
+    b.drop(*[r["name"] for r in replicas(b) if r["replica"]["name"] == "two/step-1"])
+    step("one", 3, 2)
+    assert shared_memory(b) == 4 << 20
+    b.put("own", large(1, 5))  # a trainer's: 7 MiB do not hold it beside both
+    assert shared_memory(b) == 2 << 20 and segments(b)[0] == "one/step-3"
+
+
 def test_what_a_neighbour_declines_is_a_warning_and_the_next_one_is_asked(cluster):
     a, b, c = [cluster(n, args=() if n == "b" else BUDGET if n == "a" else ("--neighbour-memory", "1MiB")) for n in "abc"]
     for n in (a, b, c):
