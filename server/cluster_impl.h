@@ -84,6 +84,7 @@ struct cluster {
 	struct cluster_taking *taking;          /* NULL: nothing is being taken over */
 	/* cluster_withdraw.c */
 	struct cluster_telling *tellings;
+	bool has_untold;                        /* somebody is not told by this daemon any more */
 	bool heeding;                           /* etcd is asked what became of checkpoints while this node was away */
 	int64_t heeding_for, heeded;            /* `made` of that time; as far as all is known */
 };
@@ -130,6 +131,7 @@ void cluster_put_ref(struct buf *b, const struct ref *ref);
 
 /* cluster_withdraw.c */
 void cluster_withdraw_looked(struct cluster *c);       /* after each look: asks what became of checkpoints meanwhile */
+bool cluster_has_words(const struct cluster *c);       /* nodes that must be told have not answered yet */
 void cluster_withdraw_free(struct cluster *c);
 
 /* cluster_take.c */

@@ -22,6 +22,7 @@ struct cluster_note {
 	struct cluster_note *next;
 	char id[JOB_ID_LEN + 1];
 	bool sent, again;              /* on its way; it has changed since */
+	bool recalled;                 /* the job ended before this daemon began: what that means to other nodes is told again */
 	bool registers, ends;          /* what was sent of it */
 };
 
@@ -143,10 +144,11 @@ void cluster_note_job(const struct job *j)
 		note_id(c, j->id);
 }
 
-/* Jobs that end are noted once their end is on disk: one that is ending may have ended before the mark. */
+/* Jobs that end are noted once their end is on disk: one that is ending may have ended before the mark. Nodes that must still be told of
+ * an end are told by the next daemon, if this one ends first: the mark waits for them. */
 void cluster_mark_noted(struct cluster *c)
 {
-	if (!c->loaded || !c->unmarked || c->notes)
+	if (!c->loaded || !c->unmarked || c->notes || cluster_has_words(c))
 		return;
 	for (const struct job *j = c->server->jobs->live; j; j = j->live_next)
 		if (j->step == STEP_ENDING)
@@ -160,7 +162,12 @@ void cluster_mark_noted(struct cluster *c)
 
 static enum err on_ended(void *user, const struct journal_job *row)
 {
-	note_id(user, row->id);
+	struct cluster *c = user;
+
+	note_id(c, row->id);
+	struct cluster_note *note = map_object(&c->note_table, str_of(row->id));
+	if (note)
+		note->recalled = true;
 	return OK;
 }
 
@@ -210,6 +217,14 @@ static struct job *find_job(struct cluster *c, const char *id)
 	return j;
 }
 
+/* Not at the start: other nodes are known by now. */
+static void tell_recalled(struct cluster_note *note, struct job *j)
+{
+	if (note->recalled && job_state_ended(j->state))
+		j->server->hooks->job_recalled(j);
+	note->recalled = false;
+}
+
 /* etcd's part of one note. false: the job is gone. */
 static bool put_note(struct cluster *c, struct cluster_note *note, struct batch *b)
 {
@@ -219,6 +234,7 @@ static bool put_note(struct cluster *c, struct cluster_note *note, struct batch 
 
 	if (!j || j->moved)
 		return false;
+	tell_recalled(note, j);
 	bool ended = job_state_ended(j->state), may_share = j->shared && !ended;
 	cluster_key(c, "jobs/", j->id, jobs);
 	snprintf(name, sizeof name, "%s/%s", c->name, j->id);

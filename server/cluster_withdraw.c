@@ -1,6 +1,9 @@
 /* cluster_withdraw.c: copies in nodes' memory that must stand for their checkpoint no more: its save came to nothing, or the checkpoint was
  * deleted or replaced. All nodes are told, each until it answers or its lease is over. For a node that is away the word lies in etcd, where
- * the node reads it when it joins again, before it names its copies to anybody. */
+ * the node reads it when it joins again, before it names its copies to anybody.
+ *
+ * If this daemon ends before all have heard, the next one tells all of them again: the journal's mark (journal_put_noted) stays before the
+ * job that ended the checkpoint, and jobs behind the mark are recalled. A word that comes twice does no harm: it names the saves. */
 #include <stdio.h>
 
 #include "base/jval.h"
@@ -49,9 +52,7 @@ static void on_pause_over(void *user)
 
 static void tell_again(struct cluster_telling *t)
 {
-	if (t->cluster->server->draining)
-		telling_end(t);
-	else
+	if (!t->cluster->server->draining) /* else it stays, and keeps the mark from being put */
 		loop_timer_start(t->cluster->server->loop, PAUSE_MS, on_pause_over, t, &t->timer);
 }
 
@@ -152,13 +153,18 @@ void cluster_withdraw(struct server *s, const struct replica_withdrawal *w)
 	const char *node;
 	uint32_t i = 0;
 
-	if (!c || s->draining)
+	if (!c)
 		return;
 	cluster_take_withdrawal(s, w);
+	if (s->draining) {
+		c->has_untold = true;
+		return;
+	}
 	while ((node = cluster_other(c, &i)) != NULL)
 		if (tell_new(c, node, w)) {
 			log_warn("a node keeps copies of a checkpoint that is no more", "node", node, "why", err_last()->text, NULL);
 			err_clear();
+			c->has_untold = true;
 		}
 }
 
@@ -229,6 +235,11 @@ void cluster_withdraw_looked(struct cluster *c)
 bool cluster_heeds(const struct cluster *c)
 {
 	return !c || c->heeded == c->made;
+}
+
+bool cluster_has_words(const struct cluster *c)
+{
+	return c->tellings || c->has_untold;
 }
 
 void cluster_withdraw_free(struct cluster *c)

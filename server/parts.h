@@ -17,6 +17,8 @@ struct server;
 struct server_hooks {
 	/* job_end.c: after everybody can see its end. */
 	void (*job_ended)(struct job *j);
+	/* cluster_jobs.c: it ended before this daemon began, and the one before may not have told other nodes what that means to them. */
+	void (*job_recalled)(struct job *j);
 	/* … and job_take.c: its end here says only that another node has it. */
 	void (*job_gone)(struct job *j);
 	/* job_tell.c: what a job's end means to webhooks and chains, into the end's own transaction. */

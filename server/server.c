@@ -145,7 +145,8 @@ static enum err may_commit(const struct job *j)
 	return policy_check_removal(j->server, j->id, j->target);
 }
 
-static const struct server_hooks hooks = { .job_ended = on_job_ended, .job_gone = on_job_gone, .happens = on_happens,
+static const struct server_hooks hooks = { .job_ended = on_job_ended, .job_recalled = neighbours_ended, .job_gone = on_job_gone,
+					    .happens = on_happens,
 					    .may_commit = may_commit, .job_noted = cluster_note_job, .confirm = cluster_confirm,
 					    .compare = cluster_compare, .jobs_loaded = cluster_jobs_loaded,
 					    .node_storage = cluster_storage, .ask_image = cluster_ask_image,

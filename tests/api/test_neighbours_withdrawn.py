@@ -137,6 +137,21 @@ def test_a_node_that_does_not_answer_for_a_while_hears_of_a_delete(trainer):
     is_not_served(a, b)
 
 
+@pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.long)])
+def test_a_node_hears_of_a_delete_whose_daemon_ended_before_it_was_heard(trainer, end):
+    """The next daemon tells it."""
+    a, b, sd = trainer
+    settled(a, a.api.submit("save", source={"state_dict": sd}, target=SOURCE, options={"neighbours": 1}))
+    b.kill()
+    a.api.run("delete", target=SOURCE)
+    getattr(a, end)()
+    b.start()
+    assert len(replicas(b)) == 1
+    a.start()
+    lib.wait_for(lambda: not replicas(b), 20, "it has heard of it")
+    is_not_served(a, b)
+
+
 def test_the_copies_of_a_replaced_checkpoint_go(trainer, tmp_path):
     a, b, sd = trainer
     settled(a, a.api.submit("save", source={"state_dict": sd}, target=SOURCE, options={"neighbours": 1}))
