@@ -169,6 +169,7 @@ void job_live_add(struct job *j)
 		all->live->live_prev = j;
 	all->live = j;
 	all->live_count++;
+	all->dry_count += j->dry_run;
 }
 
 void job_live_remove(struct job *j)
@@ -183,6 +184,7 @@ void job_live_remove(struct job *j)
 		j->live_next->live_prev = j->live_prev;
 	j->live_prev = j->live_next = NULL;
 	all->live_count--;
+	all->dry_count -= j->dry_run;
 }
 
 void job_cache_remove(struct job *j)

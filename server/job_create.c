@@ -106,7 +106,7 @@ static FALLIBLE enum err check_room(const struct creation *c)
 		return ERR(DRAINING, "the daemon is shutting down");
 	if (s->jobs->live_count > s->config->queue_max)
 		return ERR(TOO_MANY_JOBS, "%u jobs are waiting", s->jobs->live_count - 1);
-	if (c->planned && s->jobs->dry_count >= DRY_RUNS_MAX)
+	if (c->planned && s->jobs->dry_count > DRY_RUNS_MAX)
 		return ERR(TOO_MANY_JOBS, "%d dry runs are waiting", DRY_RUNS_MAX);
 	return OK;
 }
@@ -713,8 +713,6 @@ static void begin(struct server *s, const struct job_request *asked, struct crea
 	begin_trace(c->job, rq);
 	c->job->stage[0] = '\0';
 	job_live_add(c->job);
-	if (c->planned)
-		s->jobs->dry_count++;
 	e = check_aliases(c);
 	if (e)
 		loop_later(s->loop, refuse_later, c, e);

@@ -90,7 +90,6 @@ void job_end_dry_run(struct job *j, enum err e, const json_t *body)
 	job_lane_leave(j);
 	job_drop_uses(j);
 	job_live_remove(j);
-	j->server->jobs->dry_count--;
 	job_free(j);
 	err_restore(&info);
 	if (!e && !json_object_get(body, "plan"))

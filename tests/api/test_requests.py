@@ -333,3 +333,11 @@ def test_an_empty_last_event_id_is_none(d):
     ended = d.api.run("verify", source=Crafted(d.storages["main"]).ref)["id"]
     a = d.api.get(f"/v1/jobs/{ended}/events", headers={"Last-Event-ID": ""})
     assert a.status == 200 and b"event: job.state" in a.body
+
+
+def test_dry_runs_that_are_refused_take_no_place(d):
+    """A daemon has so many that wait, and no more."""
+    verify = lambda ref: d.api.post("/v1/jobs?dry_run=true", {"kind": "verify", "source": ref})  # noqa: E731
+    for _ in range(70):
+        verify({"storage": "main", "name": "no/such@latest"}).problem("not_found", status=404)
+    verify(Crafted(d.storages["main"]).ref).ok(200)
