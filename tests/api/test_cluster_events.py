@@ -46,21 +46,17 @@ def test_events_come_as_they_happen(pair):
         assert s.states()[-1] == "cancelled" and len(set(s.ids())) == len(s.ids())
 
 
-def test_the_stream_ends_if_the_owner_dies_and_nobody_takes_its_job(pair):
+def test_the_stream_ends_if_the_owner_dies_and_nobody_takes_its_job(pair, server, tmp_path):  # noqa: F811
     a, b = pair
     job, done = held_job(a, "held")["id"], save(a, "run/step-1")["id"]
     lib.wait_for(lambda: b.api.get(f"/v1/jobs/{done}").ok(200)["state"] == "succeeded", 20)
     stream = Events(b, job)
     lib.wait_for(stream.states, 20, "what was")
-    lib.wait_for(lambda: known(b, a, done), 20, "etcd has the records")
+    server.ended(tmp_path.name, done)
     a.kill()
     end = stream.to_the_end(END)
     assert end[-1]["type"] == "job.away" and end[-1]["data"] == {"job": job, "node": "a"}
     assert Events(b, done).to_the_end(END)[-1]["data"]["state"] == "succeeded", "of what has ended etcd knows the end"
-
-
-def known(b, a, job):
-    return job in [j["id"] for j in b.api.get("/v1/jobs").ok(200)["jobs"]] and a.api.get("/v1/nodes").ok(200)
 
 
 def test_the_stream_follows_a_job_to_its_new_owner(pair):

@@ -126,8 +126,8 @@ def test_which_job_came_later_is_not_told_by_nodes_clocks(cluster, server, tmp_p
         return lib.wait_for(lambda: (j := b.api.get(f"/v1/jobs/{job}").ok(200))["node"] == "b" and j["state"] in lib.TERMINAL and j, 30,
                             "b has ended it")
 
-    before, at = b.api.run("reshard", source={"storage": "main", "name": "src"}, target=where)["id"], f"/{tmp_path.name}/jobs/"
-    lib.wait_for(lambda: server.keys(at)[at + before]["job"]["state"] == "succeeded", 20, "its end")
+    before = b.api.run("reshard", source={"storage": "main", "name": "src"}, target=where)["id"]
+    server.ended(tmp_path.name, before)
     job = left_by_a()
     assert job < before and taken(job)["state"] == "succeeded"
 
@@ -195,7 +195,7 @@ def test_what_has_ended_here_is_not_run_again(pair, server, tmp_path):  # noqa: 
     big(b, "src", 1)
     job = b.api.run("reshard", source={"storage": "main", "name": "src"}, target={"storage": "main", "name": "dst", "world_size": 2})["id"]
     at = f"/{tmp_path.name}"
-    record = lib.wait_for(lambda: (r := server.keys(f"{at}/")[f"{at}/jobs/{job}"])["job"]["state"] == "succeeded" and r, 20, "its end")
+    record = server.ended(tmp_path.name, job)
     b.api.run("delete", target={"storage": "main", "name": "dst"})
     about = {"storages": {"main": (tmp_path / "shared/.dcpd-storage-id").read_text().strip()}}
     a.kill()
@@ -213,8 +213,7 @@ def test_a_job_of_a_newer_version_stays_where_it_is(pair, server, tmp_path):  # 
     big(b, "src", 1)
     done = b.api.run("verify", source={"storage": "main", "name": "src"})["id"]
     at = f"/{tmp_path.name}"
-    lib.wait_for(lambda: server.keys(f"{at}/")[f"{at}/jobs/{done}"]["job"]["state"] == "succeeded", 20, "its end")
-    record = server.keys(f"{at}/")[f"{at}/jobs/{done}"]["job"]
+    record = server.ended(tmp_path.name, done)["job"]
     del record["result"], record["finished_at"]
     about = {"storages": {"main": (tmp_path / "shared/.dcpd-storage-id").read_text().strip()}}
     a.kill()

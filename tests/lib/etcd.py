@@ -100,6 +100,14 @@ class Etcd:
         rows = self.ask("kv/range", {"key": code(prefix), "range_end": code(end)}).get("kvs", [])
         return {base64.b64decode(row["key"]).decode(): json.loads(base64.b64decode(row["value"])) for row in rows}
 
+    def ended(self, cluster, job):
+        """The job's record, once etcd knows that it has succeeded."""
+        def look():
+            row = self.keys(f"/{cluster}/jobs/").get(f"/{cluster}/jobs/{job}")
+            return row if row and row["job"]["state"] == "succeeded" else None
+
+        return lib.wait_for(look, 20, "its end is in etcd")
+
     def put(self, key, value):
         code = lambda s: base64.b64encode(s.encode()).decode()
         self.ask("kv/put", {"key": code(key), "value": code(value)})
