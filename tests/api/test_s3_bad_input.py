@@ -110,7 +110,7 @@ def test_a_clock_that_differs(spawn, s3_server, proxy):
     d.storages["s3"] = f"s3://{s3_server.bucket}/{lib.fresh()}"
     d.args += options(proxy)
     d.start()
-    lib.wait_for(lambda: storage(d)["state"] != "unknown", 30)
+    lib.wait_for(lambda: "unknown" not in (storage(d)["state"], storage(d, "main")["state"]), 30)
     shown = storage(d)
     assert shown["state"] == "unavailable" and storage(d, "main")["state"] == "ok", shown
     detail = shown["problem"]["detail"]
