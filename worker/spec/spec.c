@@ -210,10 +210,10 @@ static FALLIBLE enum err read_replica(const struct jval *doc, struct spec *s)
 	TRY(jval_only(&v, (const char *const[]){ "job", "checkpoint", "part", "hosts", NULL }));
 	TRY(jval_string(&job, &s->replica.job));
 	TRY(jval_opt_bool(&v, "part", &s->replica.is_part));
-	if (hosts.j)
+	if (hosts.j) {
 		TRY(jval_string(&hosts, &s->replica.hosts));
-	if (hosts.j)
 		TRY(check_hosts_id(&hosts, s->replica.hosts));
+	}
 	if (!job_id_ok(s->replica.job))
 		return jval_fail(&job, ERR_VALIDATION_FAILED, "is no job's id");
 	TRY(ref_read(&of, REF_CHECKPOINT, NULL, &s->replica.of));
