@@ -67,6 +67,8 @@ def ask(where):
 
 def wait_for_pytest(where):
     p = ask(where) or ask(where)
+    if not p:
+        sys.exit("warm.py: the process that imports PyTorch has ended; without WARM this one would say why")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: p.send_signal(number))
     status = p.wait()

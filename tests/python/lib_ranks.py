@@ -2,9 +2,8 @@
 
     ranks = Ranks(4, environment, forks); ranks(on_ranks.function, arguments…) → what each rank returned (or raised, as an exception)
 
-A rank is a fork of this file run as a program, which is a fork of an interpreter that has PyTorch (see tests/lib/forks.py), or on
-another host a new one: it reads pickled calls of functions of on_ranks.py from a pipe. With `world=2` only the first two are called, with
-that group as `pg`.
+A rank is a fork of this file run as a program, which is a fork of an interpreter that has PyTorch (see tests/lib/forks.py): it
+reads pickled calls of functions of on_ranks.py from a pipe. With `world=2` only the first two are called, with that group as `pg`.
 """
 import ctypes
 import importlib
