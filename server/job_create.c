@@ -419,8 +419,8 @@ static void on_journalled(void *user, enum err e)
 	struct creation *c = user;
 	struct job *j = c->job;
 
-	e = e ?: map_add(&c->server->jobs->table, (struct str){ j->id, JOB_ID_LEN }, j);
 	if (e) {
+		map_remove(&c->server->jobs->table, str_of(j->id));
 		refuse(c, e);
 		return;
 	}
@@ -432,11 +432,17 @@ static void on_journalled(void *user, enum err e)
 	finish(c, OK);
 }
 
+/* Whoever is told of a refusal must not find the job in a list, or run after a restart: what can fail comes before its row. */
 static void write_journal(struct creation *c)
 {
 	struct job *j = c->job;
-	struct journal_txn *t = journal_txn_new(c->server->journal);
+	enum err e = map_add(&c->server->jobs->table, (struct str){ j->id, JOB_ID_LEN }, j);
 
+	if (e) {
+		loop_later(c->server->loop, refuse_later, c, e);
+		return;
+	}
+	struct journal_txn *t = journal_txn_new(c->server->journal);
 	j->shared = job_may_be_shared(j);
 	if (j->kind == JOB_SAVE && !j->await) /* sealed in shared memory that outlives the trainer: it may go on */
 		job_snapshotted(j);
