@@ -102,6 +102,7 @@ struct str cluster_errand_head(const struct cluster_errand *x, const char *name)
 /* ---- jobs (cluster_jobs.c) ---- */
 struct job;
 void cluster_note_job(const struct job *j);          /* hooks of parts.h */
+uint64_t cluster_untold(const struct server *s);
 void cluster_confirm(struct job *j, done_fn fn, void *user);
 void cluster_compare(struct job *j, const char *other, done_fn fn, void *user);      /* cluster_take.c */
 void cluster_jobs_loaded(struct server *s);

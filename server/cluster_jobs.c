@@ -144,6 +144,11 @@ void cluster_note_job(const struct job *j)
 		note_id(c, j->id);
 }
 
+uint64_t cluster_untold(const struct server *s)
+{
+	return s->cluster ? s->cluster->note_count : 0;
+}
+
 /* Jobs that end are noted once their end is on disk: one that is ending may have ended before the mark. Nodes that must still be told of
  * an end are told by the next daemon, if this one ends first: the mark waits for them. */
 void cluster_mark_noted(struct cluster *c)

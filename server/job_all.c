@@ -1,6 +1,7 @@
 /* job_all.c: all jobs: those of the journal are taken up at the start; each second stalls are looked for, and old records go. */
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/num.h"
 #include "server/service_clock.h"
 #include "server/config.h"
 #include "server/job_impl.h"
@@ -46,13 +47,19 @@ static bool prune_due(const struct server *s, int64_t now)
 	return now - s->jobs->pruned_ms >= PRUNE_MS || s->jobs->ended > s->config->keep_jobs / 32;
 }
 
+/* Rows of jobs whose end other nodes have not heard stay: what they are told is read from there. */
 static void prune(struct server *s, int64_t now)
 {
 	struct journal_txn *t = journal_txn_new(s->journal);
+	uint64_t untold = s->hooks->jobs_untold(s), keep;
 
 	s->jobs->pruned_ms = now;
 	s->jobs->ended = 0;
-	journal_prune(t, s->config->keep_jobs, now - s->config->keep_jobs_ms, now - KEYS_KEPT_MS);
+	if (num_add(s->config->keep_jobs, untold, &keep)) {
+		err_clear();
+		keep = UINT64_MAX;
+	}
+	journal_prune(t, keep, untold ? 0 : now - s->config->keep_jobs_ms, now - KEYS_KEPT_MS);
 	journal_put_service(t, now);
 	journal_commit(s->journal, t, on_pruned, s->jobs);
 }

@@ -31,6 +31,8 @@ struct server_hooks {
 			  void (*fn)(void *user, enum err e, int64_t generation), void *user);
 	/* cluster_jobs.c: other nodes should know the job's record as it is now. */
 	void (*job_noted)(const struct job *j);
+	/* … and of how many jobs they have not heard it yet. */
+	uint64_t (*jobs_untold)(const struct server *s);
 	/* cluster_replicas.c: which nodes have copies of a checkpoint, or of a run's, in their memory. */
 	struct cluster_search *(*find_replicas)(struct server *s, const struct ref *of, bool of_run, const struct principal *who,
 						void (*fn)(void *user, const json_t *list), void *user);

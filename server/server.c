@@ -147,7 +147,8 @@ static enum err may_commit(const struct job *j)
 
 static const struct server_hooks hooks = { .job_ended = on_job_ended, .job_recalled = neighbours_ended, .job_gone = on_job_gone,
 					    .happens = on_happens,
-					    .may_commit = may_commit, .job_noted = cluster_note_job, .confirm = cluster_confirm,
+					    .may_commit = may_commit, .job_noted = cluster_note_job,
+					    .jobs_untold = cluster_untold, .confirm = cluster_confirm,
 					    .compare = cluster_compare, .jobs_loaded = cluster_jobs_loaded,
 					    .node_storage = cluster_storage, .ask_image = cluster_ask_image,
 					    .find_replicas = cluster_find_replicas,

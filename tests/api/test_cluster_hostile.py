@@ -31,13 +31,13 @@ def at_work(cluster):  # noqa: F811
 def test_foreign_keys_stop_no_take_over(pair, server, tmp_path):  # noqa: F811
     a, b = pair
     big(a, "src")
-    job = slow_reshard(a, "src", "dst")["id"]
-    known_to_etcd(a, job)
     for i in range(40):  # more than a page of them, in front of the job's
         server.put(f"{prefix(tmp_path)}/live/a/0-{i:03}", "{}")
     server.put(f"{prefix(tmp_path)}/live/a/{'0' * 2000}", "{}")
     server.put(f"{prefix(tmp_path)}/live/a/01M86N1P3035BHT4CWYJAJ9YD0", "no JSON")
     server.put(f"{prefix(tmp_path)}/live/a/01M86N1P3035BHT4CWYJAJ9YD1", '{"storages": [1, {"main": 3}]}')
+    job = slow_reshard(a, "src", "dst")["id"]
+    known_to_etcd(a, job)
     a.kill()
     lib.wait_for(lambda: b.api.get(f"/v1/jobs/{job}").ok(200)["node"] == "b", 30, "b has it")
     assert b.api.wait(job, 60)["state"] == "succeeded"

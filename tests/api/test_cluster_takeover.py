@@ -271,3 +271,25 @@ def test_an_end_that_etcd_never_heard_of_gives_way_when_its_record_has_left_memo
         no_fence_stays(tmp_path)
     finally:
         line.close()
+
+
+def test_an_end_that_etcd_has_not_heard_of_is_not_pruned(cluster, server, tmp_path):  # noqa: F811
+    """Else its record in etcd says for ever that it waits."""
+    line = Line(server.url)
+    try:
+        a = cluster("a", at=line.url, args=["--keep-jobs", "1/30d"], ttl="6s")
+        a.sees(a="joined")
+        big(a, "src")
+        job = slow_reshard(a, "src", "dst")["id"]
+        known_to_etcd(a, job)
+        line.cut()
+        assert a.api.wait(job)["state"] == "succeeded"
+        for _ in range(3):
+            a.api.run("verify", source={"storage": "main", "name": "src"}, level="structure")
+        time.sleep(2.5)  # the journal is pruned
+        assert a.api.get(f"/v1/jobs/{job}").ok(200)["state"] == "succeeded"
+        line.mend()
+        key = f"/{tmp_path.name}/jobs/{job}"
+        lib.wait_for(lambda: key not in (there := server.keys(key)) or there[key]["job"]["state"] == "succeeded", 20, "etcd has heard it")
+    finally:
+        line.close()

@@ -158,6 +158,7 @@ def test_the_copies_of_a_replaced_checkpoint_go(trainer, tmp_path):
     b.put("train", large(2))
     b.api.run("save", source={"state_dict": "train"}, target=SOURCE, options={"overwrite": True})
     lib.wait_for(lambda: not replicas(b), 20, "its copy is gone")
+    lib.wait_for(lambda: not list((tmp_path / "shared").rglob(".dcpd-trash-*")), 20, "what it replaced is gone")
     shutil.rmtree(tmp_path / "shared" / "run")
     is_not_served(a, b)
 

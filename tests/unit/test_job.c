@@ -628,15 +628,14 @@ static void test_list(void **state)
 	json_decref(second);
 }
 
-/* Of a daemon's first job, for which all its tables are made, each allocation fails once, until none is left to fail: in check-full. Else
- * every 97th does, beginning anywhere: a daemon that has made its tables ends, and that takes a while. */
+/* Of a daemon's first job, each allocation fails once: in check-full. Else every 97th does, beginning anywhere. */
 static void test_a_job_that_is_refused_is_in_no_list(void **state)
 {
-	json_t *spec = json_pack("{s:s, s:{s:s}, s:{s:s, s:s}}", "kind", "save", "source", "state_dict", "train", "target", "storage", "main",
-				 "name", "run1/step-1");
+	json_t *spec = json_pack("{s:s, s:{s:s}, s:{s:s, s:s}}", "kind", "save", "source", "state_dict", "train", "target", "storage",
+				 "main", "name", "r");
 	size_t refused = 0, whole = 0; /* whole: in a row; the journal's thread takes some of them unseen */
-
 	const uint64_t step = getenv("DCPD_FULL") ? 1 : 97;
+
 	for (uint64_t n = 1 + (uint64_t)getpid() % step; whole < 3; n += step) {
 		struct job_request rq = { .kind = JOB_SAVE, .spec = spec, .who = t.me };
 		struct t_answer a = { 0 };
@@ -650,12 +649,11 @@ static void test_a_job_that_is_refused_is_in_no_list(void **state)
 		if (!a.e)
 			(void)t_job_end(&t, a.id); /* what could not be begun fails */
 		assert_int_equal(listed(""), !a.e);
-		if (a.e) {
-			assert_int_equal(a.e, ERR_NO_MEMORY);
-			continue;
+		assert_true(!a.e || a.e == ERR_NO_MEMORY);
+		if (!a.e) { /* the next one is a first job again */
+			teardown(state);
+			setup(state);
 		}
-		teardown(state); /* the next one is a first job again */
-		setup(state);
 	}
 	assert_true(refused > 0);
 	json_decref(spec);
