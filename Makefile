@@ -49,12 +49,14 @@ ALL_CFLAGS = -std=gnu17 -D_GNU_SOURCE $(CFLAGS) $(WARN) $(HARDEN) $(PIC) $(FORTI
 LDFLAGS_ALL = -pie -Wl,-z,relro,-z,now -rdynamic $(SANFLAGS) -pthread $(LDFLAGS)
 ENGINE_LIBS := -levent -lcurl -lexpat -lcrypto -lsodium -lxxhash -lisal -lz -lzstd -luring -lseccomp -ljansson -lpcre2-8 -lacl -lm
 DAEMON_LIBS := -lmicrohttpd -levent -levent_pthreads -lsqlite3 -lsystemd $(ENGINE_LIBS)
+# dcpd and dcpd-worker open libcurl at the first call.
+CURL_LATE := worker/os/curl_late.c
 CLIB_LIBS := $(filter-out -lseccomp,$(ENGINE_LIBS))
 CTL_LIBS := $(ENGINE_LIBS)
 
 # The C library: the shared one, and the archive that is installed. build/lib/libdcp.a is the whole engine, for our programs.
 CLIB := $(LIB)/libdcp.so.0 $(LIB)/static/libdcp.a
-ENGINE_SRC := $(wildcard worker/*/*.c)
+ENGINE_SRC := $(filter-out $(CURL_LATE),$(wildcard worker/*/*.c))
 DAEMON_SRC := $(filter-out server/main.c,$(wildcard server/*.c api/*.c))
 CTL_SRC := $(filter-out api/cli/main.c,$(wildcard api/cli/*.c))
 obj = $(patsubst %.c,$(O)/%.o,$(1))
@@ -156,15 +158,15 @@ $(LIB)/libdcpd.a: $(call obj,$(DAEMON_SRC)) $(O)/gen/assets.o
 	@mkdir -p $(@D)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
-$(BIN)/dcpd: $(call obj,server/main.c) $(LIB)/libdcpd.a $(LIB)/libdcp.a
+$(BIN)/dcpd: $(call obj,server/main.c $(CURL_LATE)) $(LIB)/libdcpd.a $(LIB)/libdcp.a
 	$(say) LINK $@
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(DAEMON_LIBS)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(filter-out -lcurl,$(DAEMON_LIBS))
 
-$(BIN)/dcpd-worker: $(call obj,worker/main.c) $(LIB)/libdcp.a
+$(BIN)/dcpd-worker: $(call obj,worker/main.c $(CURL_LATE)) $(LIB)/libdcp.a
 	$(say) LINK $@
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(ENGINE_LIBS)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(filter-out -lcurl,$(ENGINE_LIBS))
 
 # Its text is inside.
 $(O)/api/cli/explain.o: api/errors.md

@@ -122,7 +122,8 @@ def test_the_segments_of_a_replaced_copy_serve_the_next_one(pair):
     a, b = pair
     sd, got = lib.fresh(), []
     for step in range(1, 5):
-        save(a, sd, f"run/step-{step}", generation=step, seed=step, create=step == 1)
+        done = save(a, sd, f"run/step-{step}", generation=step, seed=step, create=step == 1)
+        assert "replicated" in done["milestones"], done["result"]["warnings"]
         name, names = segments(b)
         assert name == f"run/step-{step}" and [i.entries for i in b.images(replicas(b)[0]["name"])] == \
             [lib.Image(i).entries for i in images(seed=step)]

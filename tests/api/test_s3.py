@@ -33,6 +33,20 @@ def d(tmp_path_factory, s3_server):
     d.discard()
 
 
+def test_libcurl_is_opened_for_object_storage_alone(d, tmp_path):
+    """It brings 28 libraries along: nearly half of a worker's start."""
+    def have_it(daemon):
+        daemon.api.run("verify", source=Crafted(daemon.storages["main"]).ref)
+        return {"libcurl.so" in open(f"/proc/{pid}/maps").read() for pid in daemon.workers()}
+
+    plain = lib.Daemon(tmp_path)
+    try:
+        assert have_it(plain) == {False} and "libcurl.so" not in open(f"/proc/{plain.proc.pid}/maps").read()
+    finally:
+        plain.discard()
+    assert True in have_it(d)
+
+
 class Bucket:
     """What lies in the bucket, as another tool sees it."""
 

@@ -1,6 +1,5 @@
 """The dashboard over the real daemon: what happens shows without a reload, and an error says where."""
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from playwright.sync_api import expect  # noqa: E402
 
 import dcpd as lib  # noqa: E402
 import streaming  # noqa: E402
+from ports import free_port  # noqa: E402
 from test_page import accessible, row  # noqa: E402
 
 ROWS, COLUMNS = 1024, 256
@@ -22,12 +22,6 @@ def images(worlds=2):
         entry = {"fqn": "model.w", "global_shape": [ROWS, COLUMNS], "offsets": [r * part, 0]}
         out.append(lib.image({"w": ("F32", [part, COLUMNS], bytes(4 * part * COLUMNS))}, {"tensors": {"w": entry}}))
     return out
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture

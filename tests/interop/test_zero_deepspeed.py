@@ -1,13 +1,13 @@
 """Checkpoints that DeepSpeed itself trained and saved: dcpd reads what zero_to_fp32.py and ds_to_universal.py make of them, bit for bit;
 and tests/lib/zero_files.py writes files with the keys that they have."""
 import json
-import socket
 
 import dcpd as lib
 import deepspeed_python as deepspeed
 import pytest
 import torch
 import zero_files
+from ports import free_port
 from safetensors.torch import load_file
 
 HERE = {"storage": "main"}
@@ -15,9 +15,7 @@ pytestmark = [pytest.mark.long, pytest.mark.seconds(900)]
 
 
 def train(folder, stage, dtype, world):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     deepspeed.ended([deepspeed.start("train", folder, stage, dtype, rank=r, world=world, port=port) for r in range(world)])
 
 

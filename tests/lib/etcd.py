@@ -3,7 +3,6 @@ import base64
 import json
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import urllib.error
@@ -12,14 +11,9 @@ import urllib.request
 import pytest
 
 import dcpd as lib
+from ports import free_port
 
 PROGRAM = shutil.which("etcd")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def needed():

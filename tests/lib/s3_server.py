@@ -10,7 +10,6 @@ import http.server
 import json
 import os
 import pathlib
-import random
 import re
 import shutil
 import signal
@@ -23,6 +22,7 @@ import urllib.parse
 import zlib
 
 from dcpd import ROOT, clean_environment, wait_for
+from ports import free_ports
 
 ACCESS, ACCESS_NEXT, SECRET = "AKIATESTS", "AKIANEXT", "secret/of+tests"
 TOOL = pathlib.Path(os.environ.get("TESTBIN", ROOT / "build/test/release")) / "tools/s3_tool"
@@ -36,22 +36,6 @@ def environment_of_tools():
     made = subprocess.run([ROOT / "tests/venv.sh", ROOT / "tests/lib/requirements-s3.txt"], env=env, check=True, stdout=subprocess.PIPE,
                           text=True)
     return pathlib.Path(made.stdout.strip()) / "bin/python"
-
-
-def free_ports(count):
-    """Ports that are free, as are those GRPC above them."""
-    found = []
-    with contextlib.ExitStack() as held:
-        while len(found) < count:
-            port = random.randrange(12000, 22000)
-            try:
-                for p in (port, port + GRPC):
-                    s = held.enter_context(socket.socket())
-                    s.bind(("127.0.0.1", p))
-            except OSError:
-                continue
-            found.append(port)
-    return found
 
 
 # Lines of [code, args] become lines of [what it printed, what it raised].
@@ -85,7 +69,7 @@ class Server:
     def __enter__(self):
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "data").mkdir()
-        self.ports = dict(zip(("master", "volume", "filer", "s3"), free_ports(4)))
+        self.ports = dict(zip(("master", "volume", "filer", "s3"), free_ports(4, above=GRPC)))
         master, volume, filer, s3 = self.ports.values()
         keys = [{"accessKey": key, "secretKey": SECRET} for key in (ACCESS, ACCESS_NEXT)]
         reader = [{"accessKey": "AKIAREADER", "secretKey": SECRET}]

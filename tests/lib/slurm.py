@@ -1,5 +1,4 @@
 """Debian's Slurm on loopback: munge, slurmctld, and a slurmd for each node of one partition; all of them end with the test."""
-import contextlib
 import os
 import secrets
 import shutil
@@ -8,16 +7,9 @@ import subprocess
 
 import dcpd as lib
 import pytest
+from ports import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol")
-
-
-def free_ports(n):
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(n)]
-        for s in held:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in held]
 
 
 class Slurm:

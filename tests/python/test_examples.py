@@ -5,6 +5,7 @@ import re
 import harness as lib
 import pytest
 from conftest import PACKAGE, program_environment
+from ports import free_port
 
 import dcpd
 
@@ -39,9 +40,9 @@ def test_single_process(d, start):
 
 
 def ranks(start, n, ref, *args, rc=0, program="fsdp2.py"):
-    store = lib.fresh()
+    port = str(free_port())
     ps = [start(program, ref, *args, RANK=str(r), WORLD_SIZE=str(n), LOCAL_RANK=str(r), LOCAL_WORLD_SIZE=str(n),
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + int(store[-4:], 16) % 20000)) for r in range(n)]
+                MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for r in range(n)]
     return [finish(p, rc) for p in ps][0]
 
 

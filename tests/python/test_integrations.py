@@ -8,7 +8,6 @@ import logging
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import warnings
@@ -17,6 +16,7 @@ import harness as lib
 import pytest
 import torch
 from conftest import PACKAGE
+from ports import free_port
 
 import dcpd
 
@@ -347,8 +347,7 @@ def accelerate_ranks(at, tmp_path, world, *args):
     """RANKED on `world` ranks, as accelerate's launcher starts them; what rank 0 ends with."""
     file, out = tmp_path / "ranked.py", tmp_path / lib.fresh()
     file.write_text(RANKED)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     env = {**os.environ, "DCPD_URL": f"unix://{at.socket}", "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world),
            "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
     run = [subprocess.Popen([sys.executable, file, *map(str, args), out], env={**env, "RANK": str(r), "LOCAL_RANK": str(r)},
