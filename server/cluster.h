@@ -61,8 +61,9 @@ void cluster_ask_image(struct server *s, const struct ref *ref, const struct pri
 
 /* ---- copies of checkpoints in nodes' memory (cluster_replicas.c) ---- */
 /* Asks all nodes for replicas of a checkpoint, or of a run's checkpoints (of->name), that `who` may read: fn hears
- * [{"node","state_dict","generation","job","uid","part","name","created_at"}], the newest save's first. */
-typedef void (*cluster_replicas_fn)(void *user, const json_t *list);
+ * [{"node","state_dict","generation","job","uid","part","name","created_at"}], the newest save's first, and a node that has not answered,
+ * or NULL: without it nobody knows that there are no others. */
+typedef void (*cluster_replicas_fn)(void *user, const json_t *list, const char *silent);
 struct cluster_search;             /* until fn was called */
 struct cluster_search *cluster_find_replicas(struct server *s, const struct ref *of, bool of_run, const struct principal *who,
 					     cluster_replicas_fn fn, void *user);

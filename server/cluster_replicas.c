@@ -23,6 +23,7 @@ struct cluster_search {
 	int64_t began_ms;                  /* monotone clock */
 	struct loop_timer *grace;
 	json_t *list;
+	char silent[CLUSTER_NAME_MAX + 1];     /* one of those that did not answer; empty: there is none */
 	cluster_replicas_fn fn;
 	void *user;
 };
@@ -75,6 +76,12 @@ static void note_silent(struct cluster *c, const char *node, int64_t until_ms)
 
 /* ---- a search ---- */
 
+static void is_not_heard(struct cluster_search *s, const char *node)
+{
+	note_silent(s->server->cluster, node, clock_mono_ms() + SILENT_MS);
+	snprintf(s->silent, sizeof s->silent, "%s", node);
+}
+
 static bool is_over(const struct cluster_search *s)
 {
 	if (!s->begun)
@@ -96,8 +103,10 @@ static void look(struct cluster_search *s)
 		s->told = true;
 		loop_timer_stop(&s->grace);
 		for (const struct inquiry *q = s->inquiries; q; q = q->next)
-			note_silent(s->server->cluster, q->errand.node, clock_mono_ms() + SILENT_MS);
+			is_not_heard(s, q->errand.node);
 	}
+	char silent[CLUSTER_NAME_MAX + 1];
+	memcpy(silent, s->silent, sizeof silent);
 	bool tells = s->told && !was_told, ends = s->told && !s->inquiries;
 	json_t *list = json_incref(s->list);
 	cluster_replicas_fn fn = s->fn;
@@ -107,7 +116,7 @@ static void look(struct cluster_search *s)
 		mem_free(s);
 	}
 	if (tells)
-		fn(user, list);
+		fn(user, list, silent[0] ? silent : NULL);
 	json_decref(list);
 }
 
@@ -172,8 +181,10 @@ static void on_answer(struct cluster_errand *x, enum err e)
 	if (!s->told)
 		json_array_foreach(json_object_get(doc, "state_dicts"), i, one)
 			cluster_add_replica(s->list, x->node, one);
-	if (!e || e == ERR_CLUSTER_UNAVAILABLE)
-		note_silent(s->server->cluster, x->node, e ? clock_mono_ms() + SILENT_MS : 0);
+	if (e == ERR_CLUSTER_UNAVAILABLE)
+		is_not_heard(s, x->node);
+	else if (!e)
+		note_silent(s->server->cluster, x->node, 0);
 	list_remove(&s->inquiries, q);
 	inquiry_free(q);
 	look(s);

@@ -37,6 +37,7 @@ struct creation {
 	char key[KEY_MAX + 1], node_key[KEY_MAX + 16], existing[JOB_ID_LEN + 1];
 	uint64_t digest;
 	bool keyed;                     /* in jobs->keys, by node_key */
+	char silent[65];                /* a node that was asked for copies, and has not answered */
 	struct cluster_search *search;  /* nodes are being asked for copies of the source; NULL: they are not */
 	struct found *found;            /* what the look at the source has found, until that is over; or why copies cannot be named */
 };
@@ -256,7 +257,10 @@ static void take_source(struct creation *c, enum err e, const json_t *ok)
 		e = ERR(NOT_FOUND, "there is no such checkpoint");
 	else if (!e && what && strcmp(what, "other") == 0 && !leads && !kind_is(c->job->kind, KIND_ANY_FILE))
 		e = ERR(NOT_A_CHECKPOINT, "what is there is no checkpoint");
-	if (e == ERR_NOT_FOUND)
+	if (e == ERR_NOT_FOUND && c->silent[0])
+		e = ERR(CLUSTER_UNAVAILABLE, "there is no checkpoint %s:%s, but maybe in the memory of node \"%s\", which does not answer",
+			c->asked->storage.p, c->asked->name.p, c->silent);
+	else if (e == ERR_NOT_FOUND)
 		e = ERR(NOT_FOUND, "there is no checkpoint %s:%s", c->asked->storage.p, c->asked->name.p);
 	else if (e == ERR_NOT_A_CHECKPOINT)
 		e = ERR(NOT_A_CHECKPOINT, "%s:%s is no checkpoint", c->asked->storage.p, c->asked->name.p);
@@ -297,13 +301,14 @@ static void on_source(void *user, enum err e, const json_t *ok, int *)
 		c->server->hooks->replicas_enough(c->search);
 }
 
-static void on_copies(void *user, const json_t *list)
+static void on_copies(void *user, const json_t *list, const char *silent)
 {
 	struct creation *c = user;
 	struct found *f = c->found;
 
 	c->search = NULL;
 	c->found = NULL;
+	snprintf(c->silent, sizeof c->silent, "%s", silent ? silent : "");
 	c->job->copies = json_array_size(list) ? json_incref((json_t *)(uintptr_t)list) : NULL;
 	enum err e = c->job->copies ? job_spec_resolve(c->job) : OK;
 	if (e && f) {

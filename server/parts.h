@@ -35,7 +35,7 @@ struct server_hooks {
 	uint64_t (*jobs_untold)(const struct server *s);
 	/* cluster_replicas.c: which nodes have copies of a checkpoint, or of a run's, in their memory. */
 	struct cluster_search *(*find_replicas)(struct server *s, const struct ref *of, bool of_run, const struct principal *who,
-						void (*fn)(void *user, const json_t *list), void *user);
+						void (*fn)(void *user, const json_t *list, const char *silent), void *user);
 	void (*replicas_enough)(struct cluster_search *search);
 	/* cluster_forward.c: the node's lease is over, or nobody knows it. */
 	bool (*is_away)(const struct server *s, const char *node);

@@ -27,6 +27,7 @@ struct resume {
 	json_t *unwanted;              /* {name: why} */
 	json_t *page;                  /* the catalogue's answer; what candidates name lies here, or in `copies` */
 	json_t *copies;                /* what nodes have in memory of the run; NULL: nothing */
+	char silent[65];               /* a node that was asked for them, and has not answered */
 	struct principal who;
 	struct vec(struct resume_candidate) all;
 	struct vec(char *) texts;      /* why some of them are skipped */
@@ -364,6 +365,9 @@ static void on_run(void *user, enum err e, json_t *run)
 			e = take_copy(x, record);
 	if (!e && !x->all.n)
 		e = ERR(NOT_FOUND, "run \"%s\" has no checkpoint", x->run);
+	if (e == ERR_NOT_FOUND && x->silent[0]) /* a trainer that is told "none" begins anew */
+		e = ERR(CLUSTER_UNAVAILABLE, "run \"%s\" has no checkpoint, but maybe in the memory of node \"%s\", which does not answer",
+			x->run, x->silent);
 	if (e)
 		resume_end(x, e, NULL);
 	else
@@ -392,10 +396,11 @@ static void ask_catalogue(struct resume *x)
 		      &(struct catalogue_wish){ .run = str_of(x->run), .sort = STR("-time"), .size = RESUME_LOOKED_MAX }, on_run, x);
 }
 
-static void on_copies(void *user, const json_t *list)
+static void on_copies(void *user, const json_t *list, const char *silent)
 {
 	struct resume *x = user;
 
+	snprintf(x->silent, sizeof x->silent, "%s", silent ? silent : "");
 	x->copies = json_incref((json_t *)(uintptr_t)list);
 	ask_catalogue(x);
 }

@@ -342,6 +342,7 @@ def test_what_is_not_in_the_storage_comes_out_of_a_nodes_memory(held, tmp_path):
                                    "why": "not_found"}
     assert load(b, source)["served_from"]["node"] == "b"
     b.kill()
+    c.sees(a="away", b="away", c="joined")
     c.api.post("/v1/jobs", {"kind": "load", "source": source, "target": {"state_dict": "x"}}).problem("not_found")
 
 
@@ -370,6 +371,27 @@ def test_a_step_that_only_a_neighbour_has_is_what_a_training_goes_on_from(held, 
     assert found["checkpoint"]["name"] == "run/step-1" and found["skipped"][0]["name"] == "run/step-2" and "copy" not in found
     shutil.rmtree(tmp_path / "shared" / "run")
     assert resumed(b)["checkpoint"]["name"] == "run/step-2", "the run has nothing else"
+
+
+def test_what_only_a_silent_node_may_have_is_not_said_to_be_nowhere(cluster, tmp_path):
+    """A trainer that is told "none" begins anew."""
+    a, b = cluster("a", "b", args=BUDGET, ttl="60s")
+    a.sees(a="joined", b="joined")
+    b.sees(a="joined", b="joined")
+    save(a, lib.fresh(), "run/step-1")
+    load = {"kind": "load", "source": {"storage": "main", "name": "run/step-1"}, "target": {"state_dict": "x"}}
+    other = {**load, "source": {"storage": "main", "name": "run/step-1-of-others"}}
+    shutil.rmtree(tmp_path / "shared" / "run")
+    a.api.post("/v1/jobs", other).problem("not_found")
+    b.proc.send_signal(signal.SIGSTOP)
+    try:
+        for answer in (a.api.get("/v1/runs/main/run:resume"), a.api.post("/v1/jobs", load)):
+            p = answer.problem("cluster_unavailable", status=503)
+            assert p["retryable"] and '"b"' in p["detail"], p
+    finally:
+        b.proc.send_signal(signal.SIGCONT)
+    assert resumed(a)["checkpoint"]["name"] == "run/step-1"
+    a.api.run("load", **{k: v for k, v in load.items() if k != "kind"})
 
 
 def test_the_package_resumes_from_a_neighbours_memory(pair, tmp_path):
