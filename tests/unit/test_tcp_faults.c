@@ -675,6 +675,9 @@ static int callbacks(struct t_group *g, struct comm *c)
 	const struct comm_exchange x = { list, 5, pack_fails, unpack_any, NULL };
 
 	if (g->arg) {
+		atomic_fetch_add(&g->shared->flags[1], 1);
+		while (atomic_load(&g->shared->flags[1]) < SIZE) /* else the tick ends what others still open */
+			t_sleep_ms(1);
 		atomic_store(&g->shared->flags[0], 1);
 		if (g->rank != 0)
 			t_say(g, comm_barrier(c), t_now());
