@@ -211,6 +211,7 @@ def test_a_link_goes_as_far_as_a_head(d):
     assert statuses[:9] == [200] * 9 and {200, 406} == set(statuses)
 
 
+@pytest.mark.long
 def test_lines_of_a_large_list_are_refused(d, plain):
     for i in range(30000):
         (d.storages["main"] / "forms" / (f"{i}" + "x" * 240)).touch()

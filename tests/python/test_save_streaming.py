@@ -66,7 +66,7 @@ def segment(size):
     return image.Segment(name)
 
 
-@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("threads", [pytest.param("1", marks=pytest.mark.long), "3"])
 @pytest.mark.parametrize("known", [True, False], ids=["outline", "none"])
 @pytest.mark.parametrize("kind, sd", list(kinds()))
 def test_what_is_told_is_there(monkeypatch, kind, sd, known, threads):

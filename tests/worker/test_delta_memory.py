@@ -21,7 +21,8 @@ def peak(worker):
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) >> 10
 
 
-@pytest.mark.parametrize("encoding", ["xor", pytest.param("overwrite", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 def test_one_large_tensor(tmp_path, encoding):
     """Every byte is another: the frames are as large as the tensor, or five times so."""
     noise = os.urandom(BYTES)

@@ -124,6 +124,7 @@ def first(md):
     return next((i, s) for i, s in md.storage_data.items() if getattr(i, "offset", None) is not None)
 
 
+@pytest.mark.long
 def test_a_rank_that_no_world_has(tmp_path, run):
     def change(md):
         for i, s in list(md.storage_data.items()):

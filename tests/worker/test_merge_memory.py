@@ -3,11 +3,13 @@ import json
 import pathlib
 import struct
 
+import pytest
 from gang import SANITIZED, Gang
 
 BYTES = 48 << 20
 
 
+@pytest.mark.long
 def test_sixteen_checkpoints_of_eight_bits_in_sixty_four(tmp_path):
     """Each element takes eight times its bytes: held for all sixteen, a worker took 530 MiB."""
     head = json.dumps({"x": {"dtype": "F8_E4M3", "shape": [BYTES], "data_offsets": [0, BYTES]}}).encode()
