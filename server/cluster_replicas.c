@@ -181,7 +181,7 @@ static void on_answer(struct cluster_errand *x, enum err e)
 	if (!s->told)
 		json_array_foreach(json_object_get(doc, "state_dicts"), i, one)
 			cluster_add_replica(s->list, x->node, one);
-	if (e == ERR_CLUSTER_UNAVAILABLE)
+	if (e == ERR_CLUSTER_UNAVAILABLE || (!e && x->status >= 500))
 		is_not_heard(s, x->node);
 	else if (!e)
 		note_silent(s->server->cluster, x->node, 0);

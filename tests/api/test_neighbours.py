@@ -390,6 +390,7 @@ def test_what_only_a_silent_node_may_have_is_not_said_to_be_nowhere(cluster, tmp
             assert p["retryable"] and '"b"' in p["detail"], p
     finally:
         b.proc.send_signal(signal.SIGCONT)
+    lib.wait_for(lambda: a.api.get("/v1/runs/main/run:resume").status == 200, 20, "b has its breath again")
     assert resumed(a)["checkpoint"]["name"] == "run/step-1"
     a.api.run("load", **{k: v for k, v in load.items() if k != "kind"})
 
