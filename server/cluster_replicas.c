@@ -76,9 +76,9 @@ static void note_silent(struct cluster *c, const char *node, int64_t until_ms)
 
 /* ---- a search ---- */
 
-static void is_not_heard(struct cluster_search *s, const char *node)
+/* The list may lack copies that the node has. */
+static void lacks(struct cluster_search *s, const char *node)
 {
-	note_silent(s->server->cluster, node, clock_mono_ms() + SILENT_MS);
 	snprintf(s->silent, sizeof s->silent, "%s", node);
 }
 
@@ -102,8 +102,10 @@ static void look(struct cluster_search *s)
 	if (is_over(s) && !was_told) {
 		s->told = true;
 		loop_timer_stop(&s->grace);
-		for (const struct inquiry *q = s->inquiries; q; q = q->next)
-			is_not_heard(s, q->errand.node);
+		for (const struct inquiry *q = s->inquiries; q; q = q->next) {
+			note_silent(s->server->cluster, q->errand.node, clock_mono_ms() + SILENT_MS);
+			lacks(s, q->errand.node);
+		}
 	}
 	char silent[CLUSTER_NAME_MAX + 1];
 	memcpy(silent, s->silent, sizeof silent);
@@ -174,17 +176,20 @@ static void on_answer(struct cluster_errand *x, enum err e)
 	struct cluster_search *s = q->search;
 	CLEANUP(json_decrefp) json_t *doc = NULL;
 	const json_t *one;
+	enum err bad = e;
 	size_t i;
 
-	if (e || x->status != 200 || jtext_parse((struct str){ (const char *)x->answer.p, x->answer.len }, 0, &doc))
+	if (!e && x->status == 200)
+		bad = jtext_parse((struct str){ (const char *)x->answer.p, x->answer.len }, 0, &doc);
+	if (bad || x->status >= 500)
+		lacks(s, x->node);
+	if (bad)
 		err_clear();
 	if (!s->told)
 		json_array_foreach(json_object_get(doc, "state_dicts"), i, one)
 			cluster_add_replica(s->list, x->node, one);
-	if (e == ERR_CLUSTER_UNAVAILABLE || (!e && x->status >= 500))
-		is_not_heard(s, x->node);
-	else if (!e)
-		note_silent(s->server->cluster, x->node, 0);
+	if (!e || e == ERR_CLUSTER_UNAVAILABLE)
+		note_silent(s->server->cluster, x->node, e ? clock_mono_ms() + SILENT_MS : 0);
 	list_remove(&s->inquiries, q);
 	inquiry_free(q);
 	look(s);
@@ -238,8 +243,10 @@ struct cluster_search *cluster_find_replicas(struct server *server, const struct
 
 	*s = (struct cluster_search){ .server = server, .began_ms = clock_mono_ms(), .list = json_array(), .fn = fn, .user = user };
 	for (uint64_t i = 0; c && i < c->nodes.n; i++)
-		if (c->nodes.v[i].state != CLUSTER_AWAY && inquire(s, c->nodes.v[i].name, of, of_run, who))
+		if (c->nodes.v[i].state != CLUSTER_AWAY && inquire(s, c->nodes.v[i].name, of, of_run, who)) {
+			lacks(s, c->nodes.v[i].name);
 			err_clear();
+		}
 	loop_later(server->loop, look_later, s, OK);
 	return s;
 }

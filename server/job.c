@@ -501,7 +501,7 @@ FALLIBLE enum err job_find(struct server *s, struct str id, struct job **out)
 		job_cache_remove(j);
 		job_cache_add(j);
 	}
-	if (!j)
+	if (!j || !j->in_journal) /* its row is on its way: it may still be refused */
 		return ERR(NOT_FOUND, "there is no job \"%.*s\"", (int)num_min(id.n, 64), id.p);
 	*out = j;
 	return OK;

@@ -59,7 +59,10 @@ static void prune(struct server *s, int64_t now)
 		err_clear();
 		keep = UINT64_MAX;
 	}
-	journal_prune(t, keep, untold ? 0 : now - s->config->keep_jobs_ms, now - KEYS_KEPT_MS);
+	int64_t before_ms = now - s->config->keep_jobs_ms;
+	if (untold)
+		before_ms = num_min(before_ms, journal_noted_ms(s->journal)); /* what ended before that is told */
+	journal_prune(t, keep, before_ms, now - KEYS_KEPT_MS);
 	journal_put_service(t, now);
 	journal_commit(s->journal, t, on_pruned, s->jobs);
 }

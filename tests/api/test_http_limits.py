@@ -106,7 +106,7 @@ def test_each_route_says_what_it_takes(d, path):
         p = a.problem("method_not_allowed", status=405)
         assert set(a.headers["Allow"].split(", ")) == allowed and a.headers["X-Request-Id"] == p["request_id"] == "mine"
     if "GET" in methods and not path.endswith("/events") and path != "/metrics":
-        for _ in range(10):  # what a machine has to spare changes between two looks
+        for _ in range(10 if path == "/v1/doctor" else 1):  # what a machine has to spare changes between two looks
             whole, head = (d.api.request(m, filled(path)) for m in ("GET", "HEAD"))
             if head.headers.get("ETag") == whole.headers.get("ETag"):
                 break

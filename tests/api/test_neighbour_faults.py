@@ -40,13 +40,14 @@ def is_payload(path, rank):
 
 def strike(proxy, rank, act):
     """act() once, when the first bytes of the rank's tensors are asked for; from then on the proxy hangs up. Returns what is set then."""
-    struck = threading.Event()
+    struck, begun = threading.Event(), []
 
     def change(path, *answer):
-        if not struck.is_set() and is_payload(path, rank):
-            struck.set()
+        if not begun and is_payload(path, rank):
+            begun.append(path)
             act()
-        return None if struck.is_set() else answer
+            struck.set()  # whoever waits for it may start again what the act has killed
+        return None if begun else answer
 
     proxy.change = change
     return struck

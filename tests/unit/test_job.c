@@ -628,37 +628,6 @@ static void test_list(void **state)
 	json_decref(second);
 }
 
-/* Of a daemon's first job, each allocation fails once: in check-full. Else every 97th does, beginning anywhere. */
-static void test_a_job_that_is_refused_is_in_no_list(void **state)
-{
-	json_t *spec = json_pack("{s:s, s:{s:s}, s:{s:s, s:s}}", "kind", "save", "source", "state_dict", "train", "target", "storage",
-				 "main", "name", "r");
-	size_t refused = 0, whole = 0; /* whole: in a row; the journal's thread takes some of them unseen */
-	const uint64_t step = getenv("DCPD_FULL") ? 1 : 97;
-
-	for (uint64_t n = 1 + (uint64_t)getpid() % step; whole < 3; n += step) {
-		struct job_request rq = { .kind = JOB_SAVE, .spec = spec, .who = t.me };
-		struct t_answer a = { 0 };
-		uint64_t failures = mem_failures();
-		mem_fail_at(n);
-		job_create(t.s, &rq, t_created, &a);
-		t_server_until(&t, &a.called);
-		mem_fail_at(0);
-		whole = mem_failures() == failures ? whole + 1 : 0;
-		refused += a.e != OK;
-		if (!a.e)
-			(void)t_job_end(&t, a.id); /* what could not be begun fails */
-		assert_int_equal(listed(""), !a.e);
-		assert_true(!a.e || a.e == ERR_NO_MEMORY);
-		if (!a.e) { /* the next one is a first job again */
-			teardown(state);
-			setup(state);
-		}
-	}
-	assert_true(refused > 0);
-	json_decref(spec);
-}
-
 static void test_load_makes_state_dict(void **state)
 {
 	char id[27];
@@ -793,7 +762,7 @@ int main(void)
 		T(test_restart),  T(test_drain),    T(test_dry_run),	     T(test_cancel_waiting_and_lanes),
 		T(test_two_parts_run_side_by_side),
 		T(test_list),	  T(test_delete),   T(test_events),	     T(test_load_makes_state_dict),
-		T(test_idempotency), T(test_lookups_and_workers), T(test_other_build), T(test_a_job_that_is_refused_is_in_no_list),
+		T(test_idempotency), T(test_lookups_and_workers), T(test_other_build),
 	};
 
 	return cmocka_run_group_tests_name("job", tests, NULL, NULL);
