@@ -59,11 +59,12 @@ static void test_a_job_whose_row_is_on_its_way_is_found_by_nobody(void **state)
 
 	(void)state;
 	job_create(t.s, &rq, t_created, &a);
-	const struct job *j = t.s->jobs->live;
-	while (!map_object(&t.s->jobs->table, str_of(j->id))) /* the row is written by another thread, and told in a later turn */
+	char id[JOB_ID_LEN + 1];
+	memcpy(id, t.s->jobs->live->id, sizeof id);
+	while (!a.called && !map_object(&t.s->jobs->table, str_of(id))) /* the row is written by another thread, and told in a later turn */
 		event_base_loop(t.base, EVLOOP_ONCE);
 	assert_false(a.called);
-	job_cancel(t.s, &t.me, str_of(j->id), t_done, &cancelled);
+	job_cancel(t.s, &t.me, str_of(id), t_done, &cancelled);
 	t_server_until(&t, &cancelled.called);
 	assert_int_equal(cancelled.e, ERR_NOT_FOUND);
 	t_server_until(&t, &a.called);
