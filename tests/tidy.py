@@ -8,6 +8,7 @@ so the list can only shrink.
 """
 import ast
 import collections
+import functools
 import fnmatch
 import os
 import pathlib
@@ -173,10 +174,11 @@ UNFINISHED = re.compile("TO" + "DO|FIX" + r"ME|(?<!X)XX" + r"X(?!X)|HA" + r"CK\b
 FOREIGN = re.compile("/" + r"(?:home|work)/\w")
 
 
+@functools.cache
 def strip_code(text):
     """Blanks comments and literals, keeps line numbers and columns."""
     def blank(m):
-        return re.sub(r"[^\n]", " ", m.group(0))
+        return "\n".join(" " * len(line) for line in m.group(0).split("\n"))
     return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', blank, text, flags=re.S)
 
 
@@ -359,8 +361,11 @@ class Tidy:
         elsewhere = {name for _, kind, name in symbols if kind == "U"} | {"main"}
         words = {n: collections.Counter(re.findall(r"\w+", strip_code(self.text[n]))) for n in self.c}
         tables = [collections.Counter(re.findall(r"\w+", t)) for n, t in self.text.items() if n.endswith(".def")]
-        tests = sum((words[n] for n in self.c if n.startswith("tests/")), collections.Counter())
-        every = sum([*(words[n] for n in self.ours), *tables, tests], collections.Counter())
+        tests, every = collections.Counter(), collections.Counter()
+        for n in self.c:
+            (tests if n.startswith("tests/") else every).update(words[n])
+        for table in [*tables, tests]:
+            every.update(table)
         for n, kind, name in symbols:
             here = words[n][name] > 1
             if kind != "U" and name not in elsewhere and not (here and tests[name]):
@@ -488,7 +493,7 @@ class Tidy:
         except ImportError:
             return
         try:
-            yaml.safe_load(self.text["api/openapi.yaml"])
+            yaml.load(self.text["api/openapi.yaml"], getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         except yaml.YAMLError as e:
             self.say("yaml", "api/openapi.yaml", str(e.problem), e.problem_mark.line + 1)
 
