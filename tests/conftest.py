@@ -1,6 +1,7 @@
 """What all Python tests share: the daemon they talk to, and a look for leaks behind each of them."""
 import faulthandler
 import gc
+import itertools
 import os
 import pathlib
 import re
@@ -29,7 +30,19 @@ def pytest_configure(config):
     set_hypothesis_home_dir(pathlib.Path(tempfile.gettempdir()) / "dcpd-hypothesis")  # not a folder in the tree
     config.addinivalue_line("markers", "slow: only in make check-full")
     config.addinivalue_line("markers", "long: not in plain make check, which must stay short; in make check LONG=1, see the README")
+    config.addinivalue_line("markers", "short(ID…): of a function's cases these are in plain make check; the others are long")
     config.addinivalue_line("markers", "seconds(n): on an idle machine it may need as long as this, not 120 s")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for function, cases in itertools.groupby((i for i in items if i.get_closest_marker("short")), lambda i: i.nodeid.partition("[")[0]):
+        cases = list(cases)
+        long = [i for i in cases if i.callspec.id not in i.get_closest_marker("short").args]
+        if 1 < len(cases) == len(long):
+            raise pytest.UsageError(f"{function}: its mark `short` names none of its cases")
+        for item in long:
+            item.add_marker("long")
 
 
 def pytest_collection_finish():

@@ -88,6 +88,7 @@ def copy_of(case, tmp_path, name="copy"):
 # ---------------------------------------------------------------------------------------------------------- installed
 
 
+@pytest.mark.long
 def test_headers_compile_alone(installed, tmp_path):
     headers = sorted((installed.prefix / "include").rglob("*.h"))
     assert [h.name for h in headers] == ["dcp.h"]
@@ -118,6 +119,7 @@ def test_exports_are_the_header(installed):
     assert "[libdcp.so.0]" in dynamic and "TEXTREL" not in dynamic
 
 
+@pytest.mark.long
 def test_install_builds_nothing(tmp_path):
     def built():
         return {p: p.stat().st_mtime_ns for p in libdcp.BIN.parent.rglob("*") if p.is_file() and p.parent.name in ("bin", "lib", "static")}
@@ -427,6 +429,7 @@ int main(int argc, char **argv)
 """
 
 
+@pytest.mark.long
 def test_host_stays_as_it_was(installed, tmp_path):
     """A host with a decimal comma: numbers in values are JSON's all the same, and nothing about the process has changed."""
     if not pathlib.Path("/usr/share/i18n/locales/de_DE").exists():

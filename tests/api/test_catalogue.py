@@ -376,6 +376,7 @@ def test_metrics_labels_and_steps_of_saves(spawn):
     assert d.ctl("ls", "main", "--limit", "0").returncode == 2
 
 
+@pytest.mark.long
 def test_a_page_whose_checkpoints_went_meanwhile(spawn):
     """Of very many, those of a page are looked at again: as one after the other turns out to have gone, others take their places."""
     d = spawn()

@@ -59,6 +59,7 @@ def test_the_stream_ends_if_the_owner_dies_and_nobody_takes_its_job(pair, server
     assert Events(b, done).to_the_end(END)[-1]["data"]["state"] == "succeeded", "of what has ended etcd knows the end"
 
 
+@pytest.mark.long
 def test_the_stream_follows_a_job_to_its_new_owner(pair):
     """The owner's own stream does, too, when it is there again."""
     a, b = pair

@@ -71,6 +71,7 @@ def check_writable(d, name):
     assert "dcpd_journal_writable 1" in d.api.get("/metrics").body.decode()
 
 
+@pytest.mark.short("kill")
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_starts_read_only(small, end):
     d = small

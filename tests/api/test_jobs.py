@@ -415,6 +415,7 @@ def test_queue_is_bounded(spawn):
             assert d.api.wait(a.json)["state"] == "succeeded"
 
 
+@pytest.mark.long
 def test_streams_are_bounded(d):
     before, open_ = len(lib.fd_targets(d.proc.pid)), []
     try:

@@ -179,6 +179,7 @@ def lookup_cpu(d):
     return total / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.long
 def test_a_page_does_not_walk_the_tree(spawn):
     """All of 6,000 in pages of 50 cost the workers little more than in pages of 1,000: each checkpoint is opened once either way."""
     d = spawn(args=["--lookup-idle", "1h"])

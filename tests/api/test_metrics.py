@@ -98,6 +98,7 @@ def test_a_verify_of_a_part_verifies_no_checkpoint(spawn):
     assert scrape(d)[key] > 0
 
 
+@pytest.mark.long
 def test_runs_are_bounded(spawn):
     """A run per checkpoint, as sweeps make them, fills neither the memory nor the scraper: the newest remain."""
     d = spawn()

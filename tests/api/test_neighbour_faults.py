@@ -89,6 +89,7 @@ def test_a_neighbour_that_says_nothing_when_it_is_opened_costs_no_more(held, bet
     assert len([path for path, _ in proxy.asked if "/digests" in path]) == 1
 
 
+@pytest.mark.long
 def test_a_node_that_hangs_keeps_loads_of_what_the_storage_has_waiting_once_at_most(cluster):  # noqa: F811
     """Its lease is not over, and its answer is awaited for three seconds where nothing else is known."""
     a, b = cluster("a", "b", ttl="60s")

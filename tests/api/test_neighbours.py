@@ -221,6 +221,7 @@ def test_a_neighbour_that_dies_is_a_warning(pair):
     assert "replicated" not in job["milestones"]
 
 
+@pytest.mark.long
 def test_the_package_saves_with_neighbours(pair):
     """Not through a ring: there is something to copy. Slots that are released meanwhile are held."""
     a, b = pair
@@ -238,6 +239,7 @@ def test_the_package_saves_with_neighbours(pair):
     assert held["replica"]["job"] == job["id"] and held["bytes"] >= state["w"].nbytes
 
 
+@pytest.mark.short("True")
 @pytest.mark.parametrize("blocking", [True, False])
 def test_saves_that_pytorch_plans_are_copied(pair, blocking):
     """Each rank's snapshot is a part: it stands for nothing by itself, and a load of the checkpoint finds it."""
@@ -411,6 +413,7 @@ def test_the_package_resumes_from_a_neighbours_memory(pair, tmp_path):
     assert (found.checkpoint, found.step) == ("main:run/step-3", 3) and (into["w"] == state["w"]).all() and into["step"] == 3
 
 
+@pytest.mark.short("True")
 @pytest.mark.parametrize("trained", [True, False])
 def test_an_optimizer_resumes_from_a_neighbours_memory(pair, tmp_path, trained):
     """Whether a new optimizer needs its state first, only the copy tells."""

@@ -189,6 +189,7 @@ def test_a_publication_is_followed_and_a_subscribers_own_node_is_no_other_one(pa
     assert a.api.get(f"/v1/publications/{pub}").ok(200)["subscribers"] == []
 
 
+@pytest.mark.long
 def test_the_package_serves_torch_tensors_of_another_node(pair):
     torch = pytest.importorskip("torch")
     a, b = pair

@@ -68,6 +68,7 @@ def code(d, method, path, body=None):
     return answer.json["code"] if answer.status >= 400 else answer.status
 
 
+@pytest.mark.short("here")
 def test_the_owner_its_readers_and_root_get_versions(place):
     a, b, node = place
     pub = lib.fresh("policy")
@@ -90,6 +91,7 @@ def test_the_owner_its_readers_and_root_get_versions(place):
     lib.wait_for(seen, 10, "all are listed, with their users")
 
 
+@pytest.mark.short("here")
 def test_one_that_is_no_reader_is_told_and_goes_on_when_it_is_one(place):
     a, b, node = place
     pub, sub = lib.fresh("policy"), lib.fresh("serve")
@@ -113,6 +115,7 @@ def test_one_that_is_no_reader_is_told_and_goes_on_when_it_is_one(place):
     assert rec["subscription"]["problem"]["code"] == "forbidden" and rec["generation"] == 0, "it keeps what it has"
 
 
+@pytest.mark.short("here")
 def test_a_reader_changes_nothing_and_others_see_nothing(place):
     a, b, node = place
     pub, sub = lib.fresh("policy"), lib.fresh("serve")

@@ -115,6 +115,7 @@ def test_save_and_load(d, size):
     loads(d, name, images)
 
 
+@pytest.mark.long
 def test_many_tensors(d):
     """Metadata of more than one PUT takes, whose size is not told before its end."""
     image = lib.image({f"layers.{i}.weight": ("F32", [2], os.urandom(8)) for i in range(5000)})
@@ -191,6 +192,7 @@ def test_copy_there_and_back(d, s3):
     assert s3.keys(there) == []
 
 
+@pytest.mark.long
 def test_a_copy_replaces(d, s3):
     """Files of the same names, more of them and fewer, folders; and a checkpoint of another format."""
     names, images = zip(*(saved(d, storage="main", size=size, world=world) for size, world in ((9 * MB, 1), (3000, 3), (9 * MB, 2))))
@@ -321,6 +323,7 @@ def test_pytorch_reads_it(d, s3, tmp_path):
     assert {k: bytes(v.numpy()) for k, v in got.items()} == want
 
 
+@pytest.mark.long
 def test_the_drop_in_reads_and_writes_it(d, s3):
     """dcpd.torch's StorageWriter and StorageReader, values and all, as of a directory."""
     if not importlib.util.find_spec("torch"):
@@ -485,6 +488,7 @@ def in_trash(d, name):
     return [e["id"] for e in d.api.get(f"/v1/storages/s3/trash?name={name.replace('/', '%2F')}").ok(200)["trash"]]
 
 
+@pytest.mark.long
 def test_trash(d, s3):
     """Two of one name go and come back; what lies there meanwhile is neither's."""
     name, first_images = saved(d, f"trash/{lib.fresh()}", size=9 * MB)
@@ -547,6 +551,7 @@ def damage(s3, name, file, offset):
            "s3.put_object(Bucket=bucket, Key=args[0], Body=bytes(b), Metadata=o['Metadata'])", f"{s3.prefix}/{name}/{file}", offset)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_repair(d, s3, given):
     """Damaged bytes of data, manifest and metadata are made good, in the objects that they are in, and the rest is not sent."""

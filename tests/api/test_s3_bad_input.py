@@ -49,6 +49,7 @@ def storage(d, name="s3"):
     return next(s for s in d.api.get("/v1/storages").ok(200)["storages"] if s["name"] == name)
 
 
+@pytest.mark.short("PutObject")
 @pytest.mark.parametrize("right", RIGHTS)
 def test_a_right_that_is_missing(d, proxy, right):
     """The job that needs it fails in the server's words, or does without; nothing is torn, and all works again when it is allowed."""

@@ -11,6 +11,7 @@ from test_s3_faults import HARMLESS, calm, d, other, place, problem, proxy, s3  
 import dcpd as lib
 
 
+@pytest.mark.long
 def test_a_copy_that_is_killed_leaves_its_name_free(d, proxy, s3):
     """With folders, and with data that has the number of another attempt: all of it is taken back, and the copy is made anew."""
     name, images = saved(d)
@@ -84,6 +85,7 @@ def copies(d, other):
     return {k: [saved(x, storage="main", images=i) for x in (d, other)] for k, i in images.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last, moment", [("old", "commit"), ("last", "clear"), pytest.param("last", "commit", marks=pytest.mark.long)])
 def test_files_that_come_behind_a_commit_stay(d, other, proxy, s3, copies, last, moment):
     """Of three copies to one name the first and the last have files that the second lacks. The second's host is stopped behind its

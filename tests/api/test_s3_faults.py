@@ -313,6 +313,7 @@ def test_notes_that_cannot_be_read_end_no_sweep(d, s3, tmp_path):
     s3.delete(notes)
 
 
+@pytest.mark.long
 def test_a_list_behind_a_commit_shows_it(d, other):
     """Of another daemon: lists and looks have what replaced a checkpoint at once, and what came and went."""
     name = f"fresh/{lib.fresh()}"
@@ -369,6 +370,7 @@ def test_what_a_commit_in_doubt_left_goes_by_itself(d, proxy, s3):
     lib.wait_for(lambda: not s3.keys(f"{name}/") and set(s3.keys(".dcpd/")) <= before, 30, "the sweeps")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("given", [False, True])
 def test_an_overwrite_that_is_killed_leaves_nothing_of_the_old(d, proxy, s3, given):
     """Behind its commit, when it removes what it replaced: files with the number of an attempt, and those of given names."""
@@ -436,6 +438,7 @@ def test_keys_that_may_only_read(tmp_path, proxy, s3_server, place, d):
         reader.discard()
 
 
+@pytest.mark.long
 def test_a_parent_that_is_replaced_while_it_is_shared(d, other, proxy):
     """The server's condition tells: what was to be copied is written, and nothing of the other checkpoint comes along."""
     run, seed, done = f"inc/{lib.fresh()}", lib.fresh(), []
@@ -453,6 +456,7 @@ def test_a_parent_that_is_replaced_while_it_is_shared(d, other, proxy):
     loads(d, second, images)
 
 
+@pytest.mark.long
 def test_a_commit_of_an_incremental_save_is_tried_again(d, other, proxy):
     """One file's copy is refused, so that its bytes are sent, and another's commit comes first: the second try has all files."""
     run, seed, refused, commits = f"inc/{lib.fresh()}", lib.fresh(), [], []

@@ -129,6 +129,7 @@ def swept(d, proxy, s3):
     lib.wait_for(lambda: s3.keys(".dcpd/") == [], 30, "the sweep")
 
 
+@pytest.mark.short("commit")
 @pytest.mark.parametrize("when", ["data", "commit"])
 def test_a_leader_that_is_killed_goes_on(two, proxy, s3, when):
     """With the files that the other host has written; what its first attempt still had on its way changes nothing. Where the kill comes

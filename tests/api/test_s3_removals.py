@@ -16,6 +16,7 @@ def one_file(d):
     return name, source
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["delete", "delete file", "overwrite"])
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_a_hold_at_the_moment_of_a_removal(d, other, proxy, s3, what, when):
@@ -103,6 +104,7 @@ def copy_or_save(d, kind):
     return name, images
 
 
+@pytest.mark.short("claim-save")
 @pytest.mark.parametrize("step, kind", [("entry", "save"), ("claim", "save"), ("kept", "copy"), ("end", "save"),
                                         pytest.param("entry", "copy", marks=pytest.mark.long),
                                         pytest.param("claim", "copy", marks=pytest.mark.long),
@@ -191,6 +193,7 @@ def test_of_an_undelete_and_a_save_one_wins(d, other, proxy):
     loads(d, name, images)
 
 
+@pytest.mark.long
 def test_of_many_that_undelete_one_wins(d, other):
     for _ in range(3):
         name, images = saved(d, f"trash/{lib.fresh()}")

@@ -91,6 +91,7 @@ def test_a_load_by_three_nodes_reads_each_byte_once(three):
     assert {j["result"]["spread"]["storage_bytes_of_all"] for j in jobs} == {read}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["columns", pytest.param("ranks", marks=pytest.mark.long), pytest.param("small", marks=pytest.mark.long)])
 def test_nodes_may_load_it_cut_in_different_ways(three, what):
     """What all need (w), what two need (v) and what one alone needs (x), each once."""
@@ -164,6 +165,7 @@ def killed(three, act, mib=176):
     return done
 
 
+@pytest.mark.long
 def test_a_host_that_dies_in_the_middle_is_named_and_its_bytes_come_from_the_storage(three):
     killed(three, lambda c, workers: c.kill())
 
@@ -237,6 +239,7 @@ def test_dcpctl_loads_on_several_nodes(three):
         holds(node, sd, whole)
 
 
+@pytest.mark.long
 def test_object_storage_is_read_once(cluster, s3_server):
     place = lib.fresh("spread")
     nodes = cluster(*NODES, args=("--storage", f"s3=s3://{s3_server.bucket}/{place}", *options(s3_server)), env=s3_server.environment())

@@ -71,6 +71,7 @@ def since(before, after):
     return [x[: len(x) - len(b)] for x, b in zip(after, before)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["new", "replicas"])
 def test_what_all_hosts_load_is_read_once(hosts, saved, how):
     nodes, ranks = hosts
@@ -89,6 +90,7 @@ def test_what_each_host_needs_alone_is_not_spread(hosts, saved):
     assert not any("spread" in r for results in since(before, loads(nodes)) for r in results)
 
 
+@pytest.mark.long
 def test_spread_can_be_switched_off_and_insisted_on(hosts, saved):
     nodes, ranks = hosts
     before = loads(nodes)

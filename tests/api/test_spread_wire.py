@@ -149,6 +149,7 @@ def loads(wired, act):
     return list(zip(nodes, done))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act, why", [(flipped, "checksum differs"), (lambda head, body: b"", ""), (lambda head, body: None, "")],
                          ids=["damaged", "cut", "stalled"])
 def test_a_connection_that_fails_in_the_middle_is_named_and_the_rest_comes_from_the_storage(wired, act, why):

@@ -127,6 +127,7 @@ def test_a_file_with_a_mistake_is_no_start(spawn):
     assert r.returncode != 0 and "tokens:2: the scope is none of" in r.stderr
 
 
+@pytest.mark.long
 def test_each_token_has_its_own_rate(spawn):
     d = spawn(args=["--token-rate", "5"], start=False)
     write(d, "".join(line(n, *t) for n, t in TOKENS.items()))

@@ -61,6 +61,7 @@ def test_a_reader_that_dawdles_is_cut(big):
     assert time.monotonic() > start + 85, "it was cut for another reason"
 
 
+@pytest.mark.long
 def test_readers_wait_for_each_other(big):
     """Six that do read: each waits until there is room for its slice, none is refused."""
     d, data = big("120s")
@@ -70,6 +71,7 @@ def test_readers_wait_for_each_other(big):
     assert [a.status for a in got] == [200] * 6 and all(a.body == data for a in got)
 
 
+@pytest.mark.long
 def test_a_slice_beyond_the_limit_comes_alone(big):
     """One of 320 MiB is made when nothing else waits for its reader, and not before."""
     d, _ = big("2s", 320)
@@ -83,6 +85,7 @@ def test_a_slice_beyond_the_limit_comes_alone(big):
     assert len(d.api.get(path).body) == 320 * MIB
 
 
+@pytest.mark.long
 def test_answers_of_json_are_counted_too(big):
     """While all room waits for its reader, a long list is refused, a short one is not; then there is room for both."""
     d, _ = big("2s", 256)
@@ -98,6 +101,7 @@ def test_answers_of_json_are_counted_too(big):
     d.api.get("/v1/state-dicts/s/tensors?page_size=200").ok(200)
 
 
+@pytest.mark.long
 def test_what_was_done_is_told_though_there_is_no_room(big):
     """A job is made while all room waits for its reader: the answer is its record, however long, and no `busy` that would deny it."""
     d, _ = big("2s", 256)
@@ -111,6 +115,7 @@ def test_what_was_done_is_told_though_there_is_no_room(big):
     d.api.wait(made.json["id"])
 
 
+@pytest.mark.long
 def test_pages_have_a_limit_in_bytes(spawn):
     """1,000 values of 20 KB, asked for at once: pages are shorter than that, and together they are all."""
     d = spawn()

@@ -41,6 +41,7 @@ def test_every_operation_is_there_and_its_commands_run(page, d):
     accessible(page)
 
 
+@pytest.mark.long
 def test_what_is_looked_for_is_found(page, d):
     page.goto(url(d, "/docs#getJob"))
     expect(page.locator("#state")).to_contain_text("operations")

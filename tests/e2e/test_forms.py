@@ -54,6 +54,7 @@ def open_form(page, fake, view):  # noqa: F811
     page.evaluate("to => { location.hash = to; }", view)
 
 
+@pytest.mark.long
 def test_a_checkpoint_read_late_leaves_the_world_size_that_is_typed(page, fake):  # noqa: F811
     fake.tensors["main:a"] = []
     records = Late(page, "/v1/checkpoints/main/a$", lambda _: {"name": "a", "world_size": 8})
@@ -71,6 +72,7 @@ def test_a_checkpoint_read_late_leaves_the_world_size_that_is_typed(page, fake):
     assert plans.bodies()[1]["target"]["world_size"] == 12
 
 
+@pytest.mark.long
 def test_a_policy_is_edited_once_it_is_read(page, fake):  # noqa: F811
     policy = {"name": "p", "storage": "main", "match": "run*", "keep": {"last": 3}}
     lists = Late(page, "/v1/policies$", lambda _: {"policies": [policy]})
@@ -84,6 +86,7 @@ def test_a_policy_is_edited_once_it_is_read(page, fake):  # noqa: F811
     expect(page.locator("#keep-last")).to_have_value("5")
 
 
+@pytest.mark.long
 def test_the_plan_of_an_older_form_is_dropped(page, fake):  # noqa: F811
     """The last test of the module: the clock stays installed in the context that its tabs share."""
     fake.tensors["main:a"] = []

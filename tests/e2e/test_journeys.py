@@ -88,6 +88,7 @@ def test_a_job_shows_where_its_time_went_and_can_be_repeated(page, world):
     shlex.split(command)
 
 
+@pytest.mark.long
 def test_a_run_shows_what_retention_does_and_holds_keep(page, world):
     run = f"runs/main/{quote(w.RUN, safe='')}"
     enter(page, world, run)
@@ -142,6 +143,7 @@ def test_delete_says_what_goes_and_the_trash_gives_it_back(page, world):
     assert world.api.get(world.api.storage_path("main", name)).status == 200
 
 
+@pytest.mark.long
 def test_a_policy_says_what_it_removes_before_it_is_kept(page, world):
     run = "vision/finetune"
     enter(page, world, "policies")
@@ -175,6 +177,7 @@ def test_a_policy_says_what_it_removes_before_it_is_kept(page, world):
     assert world.api.get("/v1/policies/tight").status == 404
 
 
+@pytest.mark.long
 def test_what_follows_a_checkpoint_and_who_is_told(page, world):
     secret = world.state / "secrets/eval"
     secret.parent.mkdir(mode=0o700, exist_ok=True)
@@ -256,6 +259,7 @@ def test_the_cut_of_a_tensor_that_pytorch_wrote(page, world):
     accessible(page)
 
 
+@pytest.mark.long
 def test_a_reshard_is_seen_before_it_is_made(page, world):
     name = f"{w.RUN}/columns"
     enter(page, world, f"reshard/{quote(REF, safe='')}")
@@ -284,6 +288,7 @@ def test_a_reshard_is_seen_before_it_is_made(page, world):
     assert [c["offsets"] for c in up["chunks"]] == [[0, 0], [0, 32]]
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_loaded_and_exported(page, world):
     enter(page, world, at_checkpoint("main:torch/fsdp2"))
     page.get_by_role("button", name="Load …").click()
@@ -326,6 +331,7 @@ def violations(page):
     assert found == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turn", [0, *(pytest.param(i, marks=pytest.mark.long) for i in (1, 2, 3))])
 def test_every_view_is_accessible_in_both_schemes_and_fits_a_phone(page, world, turn):
     """In each turn every fourth view, on a desk in the light scheme and on a phone in the dark."""
@@ -370,6 +376,7 @@ def test_hostile_names_are_text(page, world):
     accessible(page)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("many", [5000, pytest.param(100000, marks=pytest.mark.long)])
 def test_a_hundred_thousand_tensors(page, world, many):
     """The page holds the rows that are in sight, however many there are."""
@@ -387,6 +394,7 @@ def test_a_hundred_thousand_tensors(page, world, many):
     accessible(page)
 
 
+@pytest.mark.long
 def test_two_tabs_show_one_truth(page, tabs, world):
     other = tabs[0].new_page()
     try:
@@ -419,6 +427,7 @@ def test_a_slow_network_shows_the_last_view_asked_for(page, world):
         slow.detach()
 
 
+@pytest.mark.long
 def test_a_token_that_was_changed_is_asked_for_again(page, world):
     """The daemon takes the new one on SIGHUP. The page's next request is refused, and it asks; nothing of what was shown stays."""
     enter(page, world, "runs")

@@ -150,6 +150,7 @@ def test_statistics_are_read_when_asked_for(page, daemon):
     accessible(page)
 
 
+@pytest.mark.long
 def test_a_restart_is_seen_and_survived(page, daemon):
     enter(page, daemon)
     daemon.put("train", images())

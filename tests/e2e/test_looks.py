@@ -19,6 +19,7 @@ def fake(told):
     f.down()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", [looks.SCHEMES[0], *(pytest.param(s, marks=pytest.mark.long) for s in looks.SCHEMES[1:])])
 def test_views_look_as_they_did(browser, fake, told, scheme):
     page, judge = looks.open_page(browser, fake, told, scheme), browser.new_page()

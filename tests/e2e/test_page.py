@@ -257,6 +257,7 @@ def test_cancel_and_retry_ask_first(page, fake):
     assert all(h["Idempotency-Key"] for _, h in posts)
 
 
+@pytest.mark.long
 def test_a_refused_cancel_is_shown(page, fake):
     fake.jobs[job(1)["id"]] = job(1)
     enter(page, fake)
@@ -368,6 +369,7 @@ def test_says_when_the_daemon_is_gone_and_goes_on_by_itself(page, fake):
     assert resumed and resumed[-1]["Last-Event-ID"] == "1"
 
 
+@pytest.mark.long
 def test_shows_what_the_daemon_says_of_itself(page, fake):
     enter(page, fake)
     expect(page.locator("#notices")).to_be_empty()
@@ -394,6 +396,7 @@ def test_says_when_a_disk_is_full_by_what_was_measured(page, fake):
     expect(page.locator("#who-words")).to_have_text("token ops, may submit jobs")
 
 
+@pytest.mark.long
 def test_the_nodes_of_a_cluster(page, fake):
     enter(page, fake, "workers")
     page.evaluate("location.hash = '#/nodes'")
@@ -531,6 +534,7 @@ def test_differences_stay_inside_their_panel(page, fake):
     accessible(page)
 
 
+@pytest.mark.long
 def test_a_diff_shows_how_far_tensors_moved(page, fake):
     counts = {"added": 0, "removed": 1, "reshaped": 0, "retyped": 0, "kind": 0, "changed": 2, "unchanged": 7}
     figures = {"dtype": "float32", "shape": [4096, 12288], "elements": 50331648, "count": 17, "not_finite": 0, "max_abs": 0.25,
@@ -585,6 +589,7 @@ def open_tensor(page, fake, fqn):
     expect(page.locator("#tensor-name")).to_have_text(fqn)
 
 
+@pytest.mark.long
 def test_statistics_of_a_tensor(page, fake):
     asked = tensor_page(fake)
     enter(page, fake, "checkpoints")
@@ -648,6 +653,7 @@ def test_statistics_that_cannot_be_had(page, fake):
     expect(page.locator("#checkpoint-head")).to_contain_text("/v1/checkpoints/main/gone")
 
 
+@pytest.mark.long
 def test_what_retention_does_is_not_known_where_it_cannot_be_asked(page, fake):
     """A preview that fails says nothing of what stays: the page does not either."""
     fake.runs = [{"storage": "main", "run": "run1", "checkpoints": 1, "bytes": MIB, "holds": 0, "latest": "run1/step-1",
@@ -664,6 +670,7 @@ def test_what_retention_does_is_not_known_where_it_cannot_be_asked(page, fake):
     expect(row_.locator(".error")).to_be_visible()
 
 
+@pytest.mark.long
 def test_cancelled_is_no_fault(page, fake):
     """Red is for what went wrong: who cancelled a job knows that it is."""
     error = {"title": "The job was cancelled", "code": "cancelled", "detail": "cancelled", "status": 409, "retryable": True}
@@ -684,6 +691,7 @@ def test_cancelled_is_no_fault(page, fake):
         accessible(page)
 
 
+@pytest.mark.long
 def test_no_retry_where_it_cannot_help(page, fake):
     errors = [{"code": "digest_mismatch", "retryable": False}, {"code": "storage_io", "retryable": True}, {"code": "odd"}, None]
     for n, error in enumerate(errors):
@@ -697,6 +705,7 @@ def test_no_retry_where_it_cannot_help(page, fake):
     expect(page.locator("#job-body").get_by_role("button", name="Retry")).to_have_count(0)
 
 
+@pytest.mark.long
 def test_filters_are_in_the_address(page, fake):
     """What one looks at can be kept, sent to a colleague, and gone back to."""
     for n in range(120):
@@ -737,6 +746,7 @@ def test_filters_are_in_the_address(page, fake):
     expect(page.locator("#jobs tbody")).to_have_text("No job matches.")
 
 
+@pytest.mark.long
 def test_a_job_says_which_layout_rules_went_past(page, fake):
     past = [{"fqn": f"model.{n}.<b>bias", "rule": "model.*", "took": None if n else "*.bias"} for n in range(25)]
     result = {"unmatched_rules": ["zzz*"], "fell_back": past, "fell_back_count": 1200}
@@ -749,6 +759,7 @@ def test_a_job_says_which_layout_rules_went_past(page, fake):
     accessible(page)
 
 
+@pytest.mark.long
 def test_a_slot_that_holds_no_image_is_told(page, fake):
     slot = {"slot": 0, "segment": "/dcpd-x", "state": "sealed", "generation": 7, "bytes": MIB, "image_bytes": MIB, "in_use_by": []}
     problem = {"code": "format_safetensors", "detail": "a header of 0 bytes is <b>too short</b>", "rank": 1}
@@ -761,6 +772,7 @@ def test_a_slot_that_holds_no_image_is_told(page, fake):
     accessible(page)
 
 
+@pytest.mark.long
 def test_a_publication_shows_its_subscribers_and_their_nodes(page, fake):
     subscriber = {"name": "serve", "world_size": 2, "subscription": {"applied": 6, "published": 7, "lag_s": 2.0}}
     fake.state_dicts = [{"name": "policy", "world_size": 1, "bytes": MIB, "publish": {"readers": []}},

@@ -118,6 +118,7 @@ def check_end(d, n, kind, fields, want, before, end):
     return p["code"]
 
 
+@pytest.mark.long
 @pytest.mark.seconds(3600 if KILLS > 50 else 150)
 def test_kills(ready):
     d = ready

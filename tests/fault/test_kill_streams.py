@@ -70,6 +70,7 @@ def streams(d, j):
     return state["state"] in ("running", "committing", *lib.TERMINAL)
 
 
+@pytest.mark.long
 @pytest.mark.seconds(1200 if FULL else 150)
 def test_kills_while_it_streams(spawn):
     seed = int(os.environ.get("DCPD_SEED", random.randrange(1 << 32)))

@@ -27,6 +27,7 @@ def words(np, tensor, first, count):
     return x ^ (x >> np.uint64(31))
 
 
+@pytest.mark.long
 @pytest.mark.seconds(1800 if FULL else 150)
 @pytest.mark.parametrize("tensors", [pytest.param(1, marks=pytest.mark.long), 8])
 def test_reshard_in_bounded_memory(spawn, tensors):

@@ -189,6 +189,7 @@ def test_digests_of_safetensors_files(d):
     assert r["unchanged"]["by_digest"] == {"tensors": 1, "bytes": 1 << 18} and [m["path"] for m in r["movers"]] == ["w"]
 
 
+@pytest.mark.long
 def test_top_and_many(d):
     """The movers are the largest of all, however many there are and however few are listed."""
     torch.manual_seed(3)

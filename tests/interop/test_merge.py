@@ -101,6 +101,7 @@ def test_other_formats(d):
     same(load_file(str(d.storages["main"] / to["name"])), average([a, b]))
 
 
+@pytest.mark.long
 def test_many_small_tensors(d):
     states = [{f"l.{i}.w": torch.full((3, i % 5 + 1), float(i * k), dtype=torch.bfloat16) for i in range(700)} for k in (1, 2, 4)]
     to, _ = merge(d, [put(d, s) for s in states])

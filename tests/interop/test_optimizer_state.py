@@ -37,6 +37,7 @@ def same(a, b, where=""):
         assert a == b, f"{where}: {a!r} and {b!r}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ("adam", "sgd", "adamw", "fused") if FULL else ("adam",))
 @pytest.mark.parametrize("planner", (False, True))
 def test_fsdp(d, ranks, url, kind, planner):

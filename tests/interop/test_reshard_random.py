@@ -30,6 +30,7 @@ def call(pool, world, name, **kw):
     return pool.run(world, "reshard_cases", name, seconds=300, **kw)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", [g if g < 1 else pytest.param(g, marks=pytest.mark.long) for g in range(GROUPS)])
 def test_a_to_b_to_c(d, pool, group):
     a, b, c = (cases.world_of(group, w, WORLDS) for w in "abc")

@@ -426,6 +426,7 @@ def test_written_from_safetensors(d):
     same(opened(d, name + ".pt"), state)
 
 
+@pytest.mark.long
 def test_overwrite(d):
     """A file is replaced only where that is asked for; a job that fails leaves the old one, and nothing else."""
     name, one, two = lib.fresh(), {"x": torch.ones(3)}, {"x": torch.arange(2_000_000.0)}

@@ -306,6 +306,7 @@ def test_parts_of_units_and_columns(at, always):
     assert torch.equal(t, whole[:, 450:550]) and seen.boxes == 0 and len(seen.jobs) == 1
 
 
+@pytest.mark.short("dcpd")
 @pytest.mark.parametrize("writer", ["dcpd", "pytorch"])
 def test_layouts_on_ranks(ranks, d, writer):
     name = lib.fresh()

@@ -27,6 +27,7 @@ def one_content(d, path):
     assert d.api.get(d.api.storage_path("main", name)).ok(200)["content_digest"] == made["result"]["content_digest"]
 
 
+@pytest.mark.short("2d-ours-theirs")
 @halves
 @pytest.mark.parametrize("saved", some(KINDS, ("2d",)))
 def test_every_layout_to_every_other(ranks, d, path, saved, writer, reader):
@@ -57,6 +58,7 @@ def test_staged(ranks, path, saved):
 MODELS = {"fsdp1": ("fsdp1", None, 2), "fsdp2": ("fsdp2", (4,), 4), "hsdp": ("fsdp2", (2, 2), 4), "two": ("fsdp2", (2,), 2)}
 
 
+@pytest.mark.short("hsdp-ours-theirs")
 @halves
 @pytest.mark.parametrize("saved", some(["fsdp1", "fsdp2", "hsdp"], ("fsdp1", "hsdp")))
 def test_models_and_optimizers(ranks, path, writer, reader, saved):
@@ -68,6 +70,7 @@ def test_models_and_optimizers(ranks, path, writer, reader, saved):
         assert ranks(on_ranks.train_read, path, reader, kind, mesh, world=world) == [want] * world
 
 
+@pytest.mark.short("theirs-given-ours")
 @pytest.mark.parametrize("writer, planner, whose", [
     ("ours", "none", "theirs"), pytest.param("ours", "given", "theirs", marks=pytest.mark.slow),
     pytest.param("theirs", "none", "ours", marks=pytest.mark.slow), ("theirs", "given", "ours")])

@@ -177,6 +177,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.seconds(200)
 def test_async_by_a_process(script, path):  # noqa: F811
     assert "both" in script(PROCESS, path, timeout=180).stdout

@@ -46,6 +46,7 @@ def ranks(start, n, ref, *args, rc=0, program="fsdp2.py"):
     return [finish(p, rc) for p in ps][0]
 
 
+@pytest.mark.long
 @pytest.mark.seconds(240)
 def test_fsdp2_crashes_on_four_ranks_and_goes_on_with_two(d, start):
     ref = f"main:{lib.fresh()}"

@@ -54,6 +54,7 @@ stop()
 """
 
 
+@pytest.mark.short("copy")
 @pytest.mark.parametrize("where", ["copy", "seal", "submit", "done"])
 def test_trainer_killed(d, script, where):
     name = lib.fresh()
@@ -175,6 +176,7 @@ dcpd.async_save({"w": np.ones(1 << 22)}, ref, at_exit=how)
 """
 
 
+@pytest.mark.long
 def test_interpreter_exit_with_a_save_in_flight(d, script):
     name = lib.fresh()
     script(EXIT, "wait", f"main:{name}")

@@ -112,6 +112,7 @@ def victims(d, script):
     return kill
 
 
+@pytest.mark.short("copy-async")
 @pytest.mark.parametrize("where, how", KILLS)
 def test_trainer_killed(at, victims, path, where, how):
     """The checkpoint that was there stays, until the job is submitted; then the new one comes without its trainer."""
@@ -182,6 +183,7 @@ print("ok")
 """
 
 
+@pytest.mark.long
 def test_fork_after_connect(d, script, path):
     assert script(FORK, path).stdout == "ok\n"
     lib.wait_for(lambda: not lists(d), 20, "the child's, which it did not give back")
@@ -245,6 +247,7 @@ MOMENTS = {
 EARLY = ("reserve", "not yet mapped", "reserved", "copied")
 
 
+@pytest.mark.short("async-submitted", "async-planned", "async-sealed")
 @pytest.mark.parametrize("how, moment", [(h, m) if h == "async" else pytest.param(h, m, marks=pytest.mark.long)
                                          for h in ("async", "first", "save") for m in MOMENTS
                                          if lib.FULL or h == "async" or (h == "first" and m in EARLY)])

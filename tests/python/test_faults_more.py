@@ -252,6 +252,7 @@ finally:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small /dev/shm of its own")
 def test_dev_shm_is_full(script, tmp_path):
     """By us, and by others: who needs how much, what is free, who holds it; and the trainer goes on. A save that blocks needs a ring."""
@@ -351,6 +352,7 @@ def test_no_daemon_under_the_drop_in(tmp_path, monkeypatch):
 # ---- values at the call ----
 
 
+@pytest.mark.long
 @pytest.mark.seconds(900 if lib.FULL else 120)
 def test_what_is_saved_is_what_was_there(own):  # noqa: F811
     """Tensors change as soon as a save is back, slots are used again, the daemon is killed now and then: every checkpoint has the

@@ -72,6 +72,7 @@ def settled(d, pool):
     lib.wait_for(lambda: not d.leaks(), 5, "nothing left")
 
 
+@pytest.mark.long
 def test_ranks_die_one_by_one(mortal, own):
     """One in its copy, one of the drop-in's that has written, and rank 0 when all have sealed: then the job goes on, and the other rank
     waits for it. What was there before stays, and those that are left go on, into the same path. The daemon dies too."""

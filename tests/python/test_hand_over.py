@@ -93,6 +93,7 @@ def test_each_call_of_the_trainer_fails(run):
     assert run("each_call")[1] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fail, said", [
     ("cuIpcOpenMemHandle_v2:0:2", "CUDA_ERROR_OUT_OF_MEMORY"),
     ("cuMemcpyDtoHAsync_v2:0:700:sticky", "CUDA_ERROR_ILLEGAL_ADDRESS"),
@@ -152,6 +153,7 @@ def test_a_host_without_a_driver_says_so_once(run, spawn):
     assert len(told["said"]) == 1 and "libcuda.so.1" in told["said"][0] and len(told["off"]) == 1, told
 
 
+@pytest.mark.long
 def test_no_room_for_a_snapshot(run, tmp_path):
     d = gpu_daemon(tmp_path, args=["--shm-limit", "72M"])
     try:

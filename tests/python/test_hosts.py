@@ -145,6 +145,7 @@ def test_many_steps(hosts):
         assert got["step"] == i and got["plain"].eq(i).all()
 
 
+@pytest.mark.long
 def test_fsdp(hosts):
     import torch
 
@@ -251,6 +252,7 @@ def test_a_daemon_that_dies(hosts):
     hosts.ranks(on_hosts.load, "main:run/k", 2)
 
 
+@pytest.mark.long
 def test_a_leader_that_dies(hosts):
     """beta gives up; alpha's daemon, back again, finds that it did, and leaves nothing."""
     alpha, beta = hosts.daemons
@@ -266,6 +268,7 @@ def test_a_leader_that_dies(hosts):
     hosts.ranks(on_hosts.save, "main:run/l", 2)
 
 
+@pytest.mark.short("0")
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_daemon_that_comes_back_in_time(hosts, which):
     """The save goes on as if nothing had been."""

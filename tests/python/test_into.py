@@ -111,6 +111,7 @@ def test_the_timeout_is_that_of_all_groups(at, groups, monkeypatch):
     assert asked[0] == 30 and asked == sorted(asked, reverse=True) and 20 < asked[-1] < 29.9
 
 
+@pytest.mark.long
 def test_ranks_with_groups_of_their_own(ranks, d):
     ref = f"main:{lib.fresh()}"
     ranks(on_ranks.save_tensors, ref, FOUR)

@@ -152,6 +152,7 @@ def test_large_reads_are_cut(at, monkeypatch):
     assert torch.equal(dcpd.open(f"main:{name}")["w"][3:], w[3:])
 
 
+@pytest.mark.long
 def test_reads_wait_while_the_daemon_is_busy(own):
     """Other clients hold all that the daemon keeps for clients that have not read yet: a read goes on when they are gone."""
     d = own("--lookup-deadline", "4s")

@@ -356,6 +356,7 @@ def test_importing_costs_little():
     assert loaded == "[]" and int(modules) < 60, out.stdout
 
 
+@pytest.mark.long
 def test_nothing_is_left_open(script):
     """With all warnings as errors, also those of what is collected at the end; leases are renewed all the time."""
     code = """

@@ -56,6 +56,7 @@ def by_writer(at, path, sd, **kw):
     return max(jobs, key=lambda j: j["id"])["result"]["bytes_shared"]
 
 
+@pytest.mark.short("by_save")
 @pytest.mark.parametrize("way", [by_save, by_async, by_writer])
 def test_pytorch_reads_what_shares(at, way):
     run = at.storages["main"] / lib.fresh()

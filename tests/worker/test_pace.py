@@ -48,6 +48,7 @@ def timed(gang, kind, spec, state_dicts=None):
     return time.monotonic() - start, max(b - a for a, b in zip(before, cpu(gang)))
 
 
+@pytest.mark.long
 def test_a_save_is_the_same_and_takes_little(gang, roots, state, full):
     wall, used = timed(gang, "save", saving("slow", "background"), {"train": state})
     assert wall > used / SHARE * PACED, (wall, used)

@@ -192,6 +192,7 @@ def test_values_that_break_out_of_their_place(gang, values):
     assert (end.kind == "DONE" and not end.body["result"]["plan_reused"]) or end.body["code"] in ("format_image", "format_safetensors")
 
 
+@pytest.mark.long
 def test_memory_stays_bounded(gang):
     big = {f"k{i}": {"json": i} for i in range(200)}
     for n in range(30):

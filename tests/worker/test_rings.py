@@ -99,6 +99,7 @@ def nothing_left(roots, name):
     assert not [n for n in os.listdir(roots["out"]) if n.startswith(".dcpd-")]
 
 
+@pytest.mark.short("auto-3-1048576", "threads-3-3149824")
 @pytest.mark.parametrize("engine, workers, ring", [
     ("auto", 3, MIB), ("threads", 1, MIB), ("threads", 3, 3 * MIB + PAGE), ("auto", 1, 3 * MIB + PAGE), ("auto", 3, 16 * MIB),
     *(pytest.param(*x, marks=pytest.mark.long) for x in [

@@ -215,6 +215,7 @@ def test_cancel_instead_of_commit(roots, state):
         assert not (roots["out"] / "not-committed").exists()
 
 
+@pytest.mark.long
 def test_a_diff_without_io_hears_a_cancel():
     """Two state dicts in memory: no task ever waits for I/O."""
     n = 256 << 20  # takes several times as long as a worker goes without listening
@@ -232,6 +233,7 @@ def test_a_diff_without_io_hears_a_cancel():
     b.close()
 
 
+@pytest.mark.long
 def test_a_cancel_is_called_one_by_every_worker():
     """Not a failure of the worker that heard of it first: often enough the leader hears of it between two of its tasks."""
     n = 64 << 20
