@@ -159,20 +159,17 @@ static void move_pointer(void)
 	err_restore(&info);
 }
 
-/* The layout is checked as the updates' requests will have it. */
+/* The rules are checked as the updates' requests will have them. */
 static FALLIBLE enum err check_subscribe(const struct jval *v, const struct state_dict_request *rq, const struct cluster *cluster)
 {
-	static const char *const of_jobs[] = { "include", "exclude", "rename", "dtype", "transforms" };
 	CLEANUP(spec_free) struct spec spec = { 0 };
+	struct jval transform = jval_get(v, "transform");
 	struct str publication;
 
-	for (size_t i = 0; i < sizeof of_jobs / sizeof *of_jobs; i++) {
-		struct jval at = jval_get(v, of_jobs[i]);
-		if (at.j)
-			return jval_fail(&at, ERR_VALIDATION_FAILED, "is no option of subscribers: they get all tensors as they are "
-					 "published; publish a state dict that is picked, renamed or cast, or let `into` cast");
-	}
-	TRY(jval_only(v, (const char *const[]){ "publication", "node", "layout", NULL }));
+	if (transform.j)
+		return jval_fail(&transform, ERR_VALIDATION_FAILED, "is no option of subscribers, which pick, rename and cast tensors: "
+				 "publish a state dict that is converted");
+	TRY(jval_only(v, (const char *const[]){ "publication", "node", "layout", "include", "exclude", "rename", "dtype", NULL }));
 	TRY(jval_must_text(v, "publication", &publication));
 	TRY(check_node(v, cluster));
 	struct jval name = jval_get(v, "publication");

@@ -21,6 +21,21 @@
 
 enum { TICK_MS = 1000, RETRY_MS = 1000 };
 
+/* The subscriber's rules, but for the layout: of a job the same words. */
+static json_t *with_rules(const json_t *subscribe, json_t *request)
+{
+	static const char *const rules[] = { "include", "exclude", "rename", "dtype" };
+
+	for (size_t i = 0; request && i < sizeof rules / sizeof *rules; i++) {
+		json_t *rule = json_object_get(subscribe, rules[i]);
+		if (!rule || json_object_set(request, rules[i], rule) == 0)
+			continue;
+		json_decref(request);
+		request = NULL;
+	}
+	return request;
+}
+
 /* Of a publication on another node: the version is named, because by the time of a retry it may be gone. */
 static json_t *request_from_node(const json_t *subscribe, const char *subscriber, json_int_t world_size, int64_t generation, json_t *layout)
 {
@@ -39,10 +54,11 @@ json_t *state_dict_update_request(const json_t *subscribe, const char *subscribe
 	json_t *layout = rules ? json_deep_copy(rules) : json_array();
 
 	if (json_object_get(subscribe, "node"))
-		return request_from_node(subscribe, subscriber, world_size, generation, layout);
-	return json_pack("{s:s, s:{s:s}, s:{s:s, s:I}, s:o, s:b, s:b, s:{s:s, s:s}}", "kind", "redistribute", "source", "state_dict",
-			 publication, "target", "state_dict", subscriber, "world_size", world_size, "layout", layout, "delta", 1,
-			 "type_check", 0, "labels", "publication", publication, "subscriber", subscriber);
+		return with_rules(subscribe, request_from_node(subscribe, subscriber, world_size, generation, layout));
+	return with_rules(subscribe, json_pack("{s:s, s:{s:s}, s:{s:s, s:I}, s:o, s:b, s:b, s:{s:s, s:s}}", "kind", "redistribute",
+					       "source", "state_dict", publication, "target", "state_dict", subscriber, "world_size",
+					       world_size, "layout", layout, "delta", 1, "type_check", 0, "labels", "publication",
+					       publication, "subscriber", subscriber));
 }
 
 /* ---- one update ---- */

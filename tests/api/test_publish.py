@@ -290,11 +290,21 @@ def test_workers_killed_during_an_update(d, names):
     ({"subscribe": {"publication": "x", "layout": [{"match": "*", "mesh": [3], "placements": ["R"]}]}}, "world_mismatch", None),
     ({"subscribe": {"publication": "x", "layout": {}}}, "validation_failed", "/subscribe/layout"),
     ({"subscribe": {"publication": "x", "dtype": {"*": "bfloat16"}}}, "validation_failed", "/subscribe/dtype"),
-    ({"subscribe": {"publication": "x", "include": ["w"]}}, "validation_failed", "/subscribe/include"),
+    ({"subscribe": {"publication": "x", "include": "w"}}, "validation_failed", "/subscribe/include"),
+    ({"subscribe": {"publication": "x", "transform": []}}, "validation_failed", "/subscribe/transform"),
 ])
 def test_refused(d, more, code, pointer):
     p = d.api.post("/v1/state-dicts", {"name": "never", "world_size": 2, **more}).problem(code, status=422)
     assert pointer is None or (p["pointer"] == pointer and p["detail"].startswith(f"{pointer}: ")), p
+
+
+@pytest.mark.parametrize("rename, code", [([["(", "x"]], "validation_failed"), ([["^[wb]$", "one"]], "duplicate_key")])
+def test_rules_that_cannot_be_carried_out_are_told_to_who_waits(d, names, rename, code):
+    pub, sub = names
+    publish(d, pub, 1, create=True)
+    d.create(sub, 2, subscribe={"publication": pub, "rename": rename})
+    problem = record(d, sub, -1)["subscription"]["problem"]
+    assert problem["code"] == code and not problem["retryable"], problem
 
 
 def test_refused_for_what_is_there(d, names):
@@ -308,5 +318,6 @@ def test_refused_for_what_is_there(d, names):
     d.api.post(f"/v1/state-dicts/{pub}/ranks/0:renew", {"taken": 1}).problem("state_conflict", status=409)
     d.api.get(f"/v1/publications/{sub}").problem("not_found", status=404)
     d.api.post(f"/v1/state-dicts/{pub}/ranks/0:renew?wait=5s").problem("state_conflict", status=409)
-    d.api.post("/v1/jobs", {"kind": "redistribute", "source": {"state_dict": pub}, "target": {"state_dict": sub}, "delta": True,
-                            "backend": "tcp"}).problem("validation_failed", status=422)
+    wish = {"kind": "redistribute", "source": {"state_dict": pub}, "target": {"state_dict": sub}}
+    d.api.post("/v1/jobs", {**wish, "delta": True, "backend": "tcp"}).problem("validation_failed", status=422)
+    d.api.post("/v1/jobs", {**wish, "include": ["w"]}).problem("validation_failed", status=422)

@@ -28,10 +28,11 @@ def delta(d, pub, sub, **more):
                      delta=True, **more)["result"]
 
 
-def holds(d, sub, w, width=1024):
-    rows = [w[i : i + 4 * width] for i in range(0, len(w), 4 * width)]
+def holds(d, sub, w, width=1024, item=4):
+    row = item * width
+    rows = [w[i : i + row] for i in range(0, len(w), row)]
     for rank, image in enumerate(d.images(sub)):
-        assert image.entries["w"][2] == b"".join(r[rank * 2 * width : (rank + 1) * 2 * width] for r in rows)
+        assert image.entries["w"][2] == b"".join(r[rank * row // 2 : (rank + 1) * row // 2] for r in rows)
 
 
 def test_only_blocks_that_changed_come_over_the_network(pair):
@@ -51,8 +52,51 @@ def test_only_blocks_that_changed_come_over_the_network(pair):
     assert all(i.values["step"] == {"json": 2} for i in b.images(sub)), "values are on every rank"
 
 
-def follow(d, sub, pub, world=2, layout=COLUMNS, node="a", **more):
-    return d.create(sub, world, subscribe={"publication": pub, "node": node, "layout": layout}, **more)
+def follow(d, sub, pub, world=2, layout=COLUMNS, node="a", rules=None, **more):
+    where = {"node": node} if node else {}
+    return d.create(sub, world, subscribe={"publication": pub, **where, "layout": layout, **(rules or {})}, **more)
+
+
+def bfloat16(w):
+    """Of float32 whose lower halves are zero."""
+    out = bytearray(len(w) // 2)
+    out[0::2], out[1::2] = w[2::4], w[3::4]
+    return bytes(out)
+
+
+@pytest.mark.parametrize("near", [False, True], ids=["from another node", "on its host"])
+def test_a_subscriber_picks_renames_and_casts_and_gets_only_what_of_that_changed(pair, near):
+    a, b = pair
+    d = a if near else b
+    pub, sub = lib.fresh("policy"), lib.fresh("serve")
+    a.create(pub, 1, 2, publish={})
+
+    def version(step, changed=()):
+        _, w = big(step, changed)
+        more = {n: ("F32", [1024], struct.pack("<f", step) * 1024) for n in ("model.bias", "model.scale", "optim.m")}
+        values = {"model.step": {"json": step}, "lr": {"json": 0.1}}
+        put(a, pub, [lib.image({"model.w": ("F32", [3072, 1024], w), **more}, {"values": values})], step)
+        return bfloat16(w)
+
+    w = version(1)
+    rules = {"include": ["model.*"], "exclude": ["*.bias"], "rename": [["^model\\.", ""]], "dtype": [["w", "bfloat16"]]}
+    follow(d, sub, pub, node=None if near else "a", rules=rules)
+    rec = record(d, sub, -1)
+    assert rec["generation"] == 1 and rec["subscribe"]["rename"] == rules["rename"], rec
+    for step in (1, 2):
+        if step == 2:
+            take(d, sub, 1)
+            w = version(2, [1])
+            rec = record(d, sub, 1)
+        holds(d, sub, w, item=2)
+        for image in d.images(sub):
+            assert {n: e[0] for n, e in image.entries.items() if not n.startswith("__")} == {"w": "BF16", "scale": "F32"}
+            assert image.values == {"step": {"json": step}} and image.entries["scale"][2] == struct.pack("<f", step) * 1024
+    got = rec["subscription"]
+    changed = (BLOCK // 8 if near else BLOCK // 2) + 2 * 4096  # a piece with other bytes; the pieces of a block of the source
+    assert (got["changed_bytes"], got["kept_bytes"]) == (changed, 3 * BLOCK // 2 + 2 * 4096 - changed), got
+    job = d.api.get(f"/v1/jobs?filter=labels.subscriber={sub}").ok(200)["jobs"][0]
+    assert near or job["result"]["read_bytes"] < 1.2 * BLOCK and job["result"]["unverified_bytes"] == 0, job["result"]
 
 
 class Stalled:
@@ -164,6 +208,8 @@ REFUSED = [
     ({"node": "nobody"}, "not_found", "/subscribe/node"),
     ({"node": 7}, "validation_failed", "/subscribe/node"),
     ({"node": "a", "layout": 3}, "validation_failed", "/subscribe/layout"),
+    ({"node": "a", "rename": [["w"]]}, "validation_failed", "/subscribe/rename/0"),
+    ({"node": "a", "transform": []}, "validation_failed", "/subscribe/transform"),
 ]
 
 

@@ -44,6 +44,19 @@ def test_views_and_a_copy_in_place(at, name):
     pub.delete()
 
 
+def test_a_subscriber_picks_renames_and_casts(at, name):
+    pub = dcpd.publish({"model": {"a": weights(1)["a"], "b": weights(2)["a"]}, "step": 1}, name, version=1)
+    mine = {"a": np.zeros((6, 4), np.float32)}
+    rules = {"include": ["model.*"], "rename": [(r"^model\.", "")]}
+    with dcpd.subscribe(name, as_numpy=True, timeout=30, dtype=[("b", "float64")], **rules) as sub, \
+         dcpd.subscribe(name, into=mine, exclude=["*.b"], timeout=30, **rules) as filled:
+        update = next(sub)
+        assert sorted(update) == ["a", "b"] and update["b"].dtype == np.float64 and np.array_equal(update["b"], weights(2)["a"])
+        next(filled)
+        assert np.array_equal(mine["a"], weights(1)["a"])
+    pub.delete()
+
+
 def test_version_zero_is_one(at, name):
     pub = dcpd.publish(weights(0), name, version=0)
     with dcpd.subscribe(name, as_numpy=True, timeout=30) as sub:

@@ -215,6 +215,12 @@ static FALLIBLE enum err read_head(const struct job *j, const struct rank_segmen
 	return OK;
 }
 
+/* The source's digests are not known: it lies in this node's own memory. */
+static bool is_untagged(const struct delta_entry *e)
+{
+	return mem_is_zero(e->tag, sizeof e->tag);
+}
+
 static FALLIBLE enum err read_newest(const struct job *j, const struct rank_segment *s, struct load_delta *d, uint32_t rank)
 {
 	uint64_t first = d->first[rank], n = d->first[rank + 1] - first;
@@ -226,8 +232,7 @@ static FALLIBLE enum err read_newest(const struct job *j, const struct rank_segm
 	TRY(input_segment_error(fs_pread(j->fds[s->fd], d->was + first, n * sizeof *d->was, table_at(d, rank) + sizeof *d->heads,
 				     "segment")));
 	for (uint64_t i = first; i < first + n; i++)
-		d->kept[i] = memcmp(d->was[i].tag, d->now[i].tag, sizeof d->now->tag) == 0 &&
-			     !mem_is_zero(d->now[i].tag, sizeof d->now->tag);
+		d->kept[i] = memcmp(d->was[i].tag, d->now[i].tag, sizeof d->now->tag) == 0 && !is_untagged(&d->now[i]);
 	return OK;
 }
 
@@ -382,12 +387,13 @@ enum err load_delta_begin(struct job *j, const struct input *source, const struc
 {
 	struct load_match match = { .strict = true, .a_part = true };
 
-	must(source->checkpoint && (!newest || newest->count == d->world_size));
+	must(!newest || newest->count == d->world_size);
 	TRY(cut_all(d));
 	TRY(number(d));
 	describe(d);
 	TRY(load_plan_make(view, d->pieces, &match, arena, &d->plan));
-	tag_all(d, source->checkpoint, view);
+	if (source->checkpoint)
+		tag_all(d, source->checkpoint, view);
 	TRY(keep(j, newest, d));
 	TRY(make_rest(d, rest_out));
 	match = (struct load_match){ .strict = true, .a_part = true };
@@ -412,12 +418,15 @@ static FALLIBLE enum err end_rank(struct job *j, struct load_delta *d, uint32_t 
 
 	for (uint64_t i = first; i < first + n; i++) {
 		const struct sd_chunk *c = piece_at(d, i);
-		*(d->kept[i] ? &d->kept_bytes : &d->changed_bytes) += c->loc.length;
-		if (d->kept[i])
-			continue;
-		TRY(job_tick(j));
-		TRY(digest_piece(j, c, buf, d->now[i].digest));
-		TRY(map_put(changed, tensor_of(d, c)->fqn, 1));
+		bool same = d->kept[i];
+		if (!same) {
+			TRY(job_tick(j));
+			TRY(digest_piece(j, c, buf, d->now[i].digest));
+			same = is_untagged(&d->now[i]) && memcmp(d->was[i].digest, d->now[i].digest, sizeof d->now[i].digest) == 0;
+		}
+		*(same ? &d->kept_bytes : &d->changed_bytes) += c->loc.length;
+		if (!same)
+			TRY(map_put(changed, tensor_of(d, c)->fqn, 1));
 	}
 	TRY(fs_pwrite(fd, d->now + first, n * sizeof *d->now, table_at(d, rank) + sizeof *d->heads, "segment"));
 	return fs_pwrite(fd, &d->heads[rank], sizeof *d->heads, table_at(d, rank), "segment");

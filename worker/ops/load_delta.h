@@ -1,5 +1,5 @@
 /* load_delta.h: a load with `delta`: the next generation of a state dict out of another node's memory, of which only changed blocks come
- * over the network.
+ * over the network; or out of this node's own, where every piece is loaded, and compared with the newest generation's to be counted.
  *
  * The target is cut into pieces of at most MOVE_PIECE_BYTES. Behind each image lies a table with an entry per piece: a tag, which is a
  * digest of the source's block digests that the piece was made of, and the digest of the piece itself. A piece whose tag is the same as in
@@ -28,7 +28,8 @@ struct load_delta {
 		uint64_t magic, pieces;
 		unsigned char structure[16];
 	} *heads;                      /* per rank */
-	/* results: bytes of pieces that were loaded, and of the others; FQNs of the former */
+	/* results: bytes of pieces that were loaded (of a source in this node's memory: that differ from the newest generation's), and of
+	 * the others; FQNs of the former */
 	uint64_t changed_bytes, kept_bytes, changed_tensors;
 };
 

@@ -446,11 +446,19 @@ static FALLIBLE enum err check_apply(const struct jval *doc, const struct spec *
 	return OK;
 }
 
-/* A load with `delta` knows by the digests of another node's images what has changed. */
-static FALLIBLE enum err check_delta_load(const struct jval *doc, const struct spec *s)
+bool spec_has_rules(const struct spec *s)
+{
+	return s->include.n || s->exclude.n || s->rename.n || s->dtype.n;
+}
+
+/* A load with `delta` knows by the digests of another node's images what has changed. A redistribute selects as a load does, into segments
+ * that are cut as if they were new. */
+static FALLIBLE enum err check_delta(const struct jval *doc, const struct spec *s)
 {
 	struct jval v = jval_get(doc, "delta");
 
+	if (s->kind == JOB_REDISTRIBUTE && !s->delta && spec_has_rules(s))
+		return jval_fail(doc, ERR_VALIDATION_FAILED, "include, exclude, rename and dtype of a redistribute go with \"delta\":true");
 	if (s->kind != JOB_LOAD || !s->delta)
 		return OK;
 	if (s->source.kind != REF_REMOTE)
@@ -553,7 +561,7 @@ static FALLIBLE enum err read_all(const struct jval *root, struct spec *s)
 	TRY(check_blocks(root, s));
 	TRY(check_cut(root, s));
 	TRY(read_transform(root, s));
-	TRY(check_delta_load(root, s));
+	TRY(check_delta(root, s));
 	TRY(check_merge(root, s));
 	TRY(check_members(root, s));
 	return check_tolerances(root, s);

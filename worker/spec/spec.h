@@ -28,6 +28,8 @@ void spec_free(struct spec *s);
  * (mem_free). NULL: no memory. */
 char *spec_wishes(const json_t *doc);
 
+/* Has it include, exclude, rename or dtype? */
+bool spec_has_rules(const struct spec *s);
 /* Is the target one file? So it is where the format has but that form, and where a safetensors target's name ends so. */
 bool spec_target_is_file(const struct spec *s);
 

@@ -146,14 +146,17 @@ class Subscription(Closing):
 
 class _Wish:
     def __init__(self, publication: str, node: Optional[str], into: Any, strict: bool, as_numpy: bool, weights_only: bool,
-                 timeout: Optional[float], lease_seconds: int) -> None:
-        self.of = {"publication": publication, **({"node": node} if node is not None else {})}
+                 timeout: Optional[float], lease_seconds: int, rules: Mapping[str, Sequence[Any]]) -> None:
+        picked = {k: list(v) for k, v in rules.items() if v}
+        self.of = {"publication": publication, **({"node": node} if node is not None else {}), **picked}
         self.publication, self.into, self.strict, self.as_numpy = publication, into, strict, as_numpy
         self.weights_only, self.timeout, self.lease_seconds = weights_only, timeout, lease_seconds
 
 
 def subscribe(publication: str, *, node: Optional[str] = None, into: Any = None, layout: Optional[Sequence[Mapping[str, Any]]] = None,
-              rank: Optional[int] = None, world_size: Optional[int] = None, name: Optional[str] = None, strict: bool = True,
+              include: Sequence[str] = (), exclude: Sequence[str] = (), rename: Sequence[Tuple[str, str]] = (),
+              dtype: Sequence[Tuple[str, str]] = (), rank: Optional[int] = None, world_size: Optional[int] = None,
+              name: Optional[str] = None, strict: bool = True,
               as_numpy: bool = False, weights_only: bool = True, timeout: Optional[float] = None, process_group: Any = None,
               no_dist: bool = False, lease_seconds: int = _session.LEASE_SECONDS, client: Optional[Client] = None) -> Subscription:
     """Versions of publication `publication`, from the newest one on, as an iterator of `Update`.
@@ -162,7 +165,10 @@ def subscribe(publication: str, *, node: Optional[str] = None, into: Any = None,
     next() goes on when it is back.
     into: a state dict (nested mappings of torch tensors, DTensors, numpy arrays) whose tensors each update fills, at whatever layout,
     before it is handed out; None: views of shared memory, cut by `layout` (rules: [{"match": "*.w", "placements": ["Shard(0)"]}];
-    what no rule speaks of comes whole). strict: keys of `into` that a version lacks are an error; False: they keep their value.
+    what no rule speaks of comes whole).
+    include, exclude: globs of published FQNs, which alone come, or do not; rename: (PCRE2 pattern, replacement), in order; dtype: (glob of
+    the new FQN, dtype), the first match wins. layout and `into` are of what they leave. strict: keys of `into` that a version lacks are an
+    error; False: they keep their value.
     In a torch.distributed job every rank of `process_group` calls it; elsewhere the processes of one serving job give the same `name`,
     `world_size`, and their `rank`. The publication need not be there yet. timeout: seconds that the iterator waits for a version, then
     WaitTimeout. lease_seconds: how long after its last sign of life a subscriber is dropped.
@@ -171,7 +177,8 @@ def subscribe(publication: str, *, node: Optional[str] = None, into: Any = None,
     rank, world = (g.rank, g.size) if world_size is None else (int(rank or 0), int(world_size))
     if world_size is not None and world > 1 and name is None:
         raise ValueError("world_size: the ranks find each other by the same name=")
-    o = _Wish(publication, node, into, strict, as_numpy, weights_only, timeout, lease_seconds)
+    o = _Wish(publication, node, into, strict, as_numpy, weights_only, timeout, lease_seconds,
+              {"include": include, "exclude": exclude, "rename": rename, "dtype": dtype})
     failure: Optional[BaseException] = None
     offer: Any = None
     try:
