@@ -5,7 +5,7 @@ import warnings
 import torch
 
 __all__ = ["dropin_save", "dropin_load", "dropin_from_memory", "dropin_fails", "dropin_rank_local", "dropin_coordinator",
-           "dropin_cached_plans", "dropin_local_again", "dropin_refused", "dropin_unstaged"]
+           "dropin_cached_plans", "dropin_while_another_is_saved", "dropin_local_again", "dropin_refused", "dropin_unstaged"]
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ def dropin_rank_local(pg, rank, path, ours_write, ours_read):
     new = {"t": torch.zeros(1000), "n": {"rank": -1}}
     with quiet():
         dcp.save(sd, storage_writer=(StorageWriter if ours_write else dcp.FileSystemWriter)(path), process_group=pg, use_collectives=False)
-        torch.distributed.barrier(pg)
+        torch.distributed.barrier(group=pg)
         dcp.load(new, storage_reader=(StorageReader if ours_read else dcp.FileSystemReader)(path), process_group=pg)
     return bool(torch.equal(new["t"], sd["t"])), new["n"]
 
@@ -128,6 +128,46 @@ def dropin_coordinator(pg, rank, path, coordinator):
         save_state_dict({"t": torch.arange(10.0), "own": {"rank": 5}}, Writer(path), process_group=pg, coordinator_rank=coordinator)
         load_state_dict(new, StorageReader(path), process_group=pg, coordinator_rank=coordinator)
     assert finished == ([rank] if rank == coordinator else []) and torch.equal(new["t"], torch.arange(10.0))
+
+
+def dropin_while_another_is_saved(pg, rank, run, path, mark, alike):
+    """`path` stands for step 1 when rank 0 asks, and for step 2 when rank 1 does: a save ends in between. What each has loaded."""
+    import pathlib
+    import time
+
+    import dcpd
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageReader
+
+    mark, link = pathlib.Path(mark), pathlib.Path(path)
+
+    def step(i):
+        more = {} if alike or i == 1 else {"later": torch.zeros(3)}
+        dcpd.save({"x": torch.full((64,), float(i)), "step": i, **more}, f"{run}/step-{i}", no_dist=True)
+        if not path.startswith("main:"):
+            link.unlink(missing_ok=True)
+            link.symlink_to(f"step-{i}")
+
+    class Reader(StorageReader):
+        def read_metadata(self, *args, **kwargs):
+            while rank and not mark.exists():
+                time.sleep(0.01)
+            out = super().read_metadata(*args, **kwargs)
+            if not rank and not mark.exists():
+                step(2)
+                mark.touch()
+            return out
+
+    if rank == 0:
+        step(1)
+    torch.distributed.barrier(group=pg)
+    got = {"x": torch.zeros(64), "step": 0}
+    try:
+        with quiet():
+            dcp.load(got, storage_reader=Reader(path), process_group=pg)
+    except dcp.api.CheckpointException as e:
+        return [str(x[0]) for x in e.failures.values()]
+    return got["x"].unique().tolist(), got["step"]
 
 
 def dropin_cached_plans(pg, rank, path, times):
@@ -163,9 +203,9 @@ def dropin_local_again(pg, rank, path, how):
                 dcp.save(sd, storage_writer=StorageWriter(path), process_group=pg, use_collectives=False)
             else:
                 dcp.async_save(sd, storage_writer=StorageWriter(path), process_group=pg, use_collectives=False).result(60)
-            torch.distributed.barrier(pg)
+            torch.distributed.barrier(group=pg)
         dcp.load(new, storage_reader=dcp.FileSystemReader(path), process_group=pg)
-        torch.distributed.barrier(pg)
+        torch.distributed.barrier(group=pg)
         try:
             dcp.save(sd, storage_writer=StorageWriter(path, overwrite=False), process_group=pg, use_collectives=False)
         except RuntimeError as e:

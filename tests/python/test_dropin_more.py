@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import harness as lib
+import on_ranks
 import on_versions
 import pytest
 import torch
@@ -372,3 +373,15 @@ def test_a_checkpoint_whose_files_are_not_here(path, monkeypatch, tmp_path):  # 
                    StorageReader(tmp_path / "nothing").read_metadata):
         with pytest.raises(FileNotFoundError):
             absent()
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["alike", "cut in another way"])
+@pytest.mark.parametrize("how", ["alias", "link"])
+def test_what_moves_while_ranks_ask_is_one_checkpoint_for_all(ranks, d, tmp_path, how, alike):
+    run = lib.fresh()
+    path = f"main:{run}@latest" if how == "alias" else str(d.storages["main"] / run / "latest")
+    got = ranks(on_ranks.dropin_while_another_is_saved, f"main:{run}", path, str(tmp_path / "asked"), alike, world=2)
+    if alike:
+        assert got == [([1.0], 1)] * 2
+    else:
+        assert got[0] == got[1] and len(got[0]) == 1 and "load again" in got[0][0] and "step-1 on the coordinator" in got[0][0], got

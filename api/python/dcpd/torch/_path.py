@@ -51,6 +51,24 @@ class Named:
         return usable(checkpoint_id)
 
 
+def standing(path: Any) -> Optional[str]:
+    """What an alias or a link stands for now, in words that every host understands; None: the path is neither, and stands for itself."""
+    if _where.is_reference(path):
+        return _where.settled(path) if _where.may_move(path) else None
+    return os.path.relpath(os.path.realpath(path), _beside(path)) if os.path.islink(path) else None
+
+
+def stood_for(path: Any, standing: Optional[str]) -> Any:
+    """The path of what `standing` told, on this host."""
+    if standing is None:
+        return path
+    return standing if _where.is_reference(path) else Path(os.path.normpath(os.path.join(_beside(path), standing)))
+
+
+def _beside(link: Any) -> str:
+    return os.path.realpath(os.path.dirname(os.path.abspath(link)))
+
+
 def place(path: Any) -> _where.Place:
     """Where a save goes. No name of a storage says that a checkpoint lies in another, as PyTorch's may: the directory around it is a
     storage then."""

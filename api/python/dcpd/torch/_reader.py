@@ -3,14 +3,18 @@
 The boxes of tensors that this rank's plan asks for are read straight into the tensors that the planner gives for them, where dcpd says
 where their bytes lie (_direct.py). The others are described in segments, each filled by a job; from there they are copied to where the
 planner wants them. Values, items that extensions have transformed, and checkpoints that every rank wrote for itself are read item by item.
+
+An alias or a link may lead elsewhere a moment later, and every rank asks for itself when its part of the load begins. So each says with its
+local plan what it has found, the coordinator tells all what it found itself, and who had found another checkpoint reads that one instead.
 """
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import os
 import uuid
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from torch.distributed.checkpoint import storage as _storage
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -32,6 +36,12 @@ _UNUSUAL = frozenset(("format_item", "format_pickle", "format_metadata", "format
                       "kind_mismatch", "plan_invalid", "missing_key", "duplicate_key", "unsupported", "not_a_checkpoint"))
 
 
+class _Standing(NamedTuple):
+    """Of a plan: what the load's path stands for (_path.standing)."""
+
+    name: str
+
+
 class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,unused-ignore]
     """Reads a checkpoint through dcpd; the arguments are those of torch.distributed.checkpoint.FileSystemReader.
 
@@ -49,19 +59,28 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         self.use_collectives = True
         self._metadata: Any = None
         self._looked: Any = None  # the files, and which of them the metadata were read from
+        self._standing: Optional[str] = None  # since read_metadata: what `path` stands for
+        self._at: Any = self.path  # … as a path
 
     def reset(self, checkpoint_id: Optional[_path.Id] = None) -> None:
         self.storage_data, self._metadata, self._looked = {}, None, None
         self.load_id = self._name(checkpoint_id)
+        self._standing, self._at = None, self.path
 
     def __repr__(self) -> str:
         return f"<dcpd StorageReader of {self.path}>"
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
         """The checkpoint's Metadata; `rank=` asks for the one that this rank wrote for itself. Raises where it is absent."""
-        rank = kwargs.get("rank")
+        self._stands_for(_path.standing(self.path))
+        return self._read_metadata(kwargs.get("rank"))
+
+    def _stands_for(self, standing: Optional[str]) -> None:
+        self._standing, self._at = standing, _path.stood_for(self.path, standing)
+
+    def _read_metadata(self, rank: Optional[int]) -> Any:
         name = ".metadata" if rank is None else f"__{rank}.metadata"
-        files = _path.files(self.path)
+        files = _path.files(self._at)
         data, stamp = files.read(name)
         self._looked = files, name, stamp
         self._damage()
@@ -78,7 +97,7 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
     def _damage(self) -> None:
         """Raises CheckpointDamaged if the metadata or the manifest are not what dcpd wrote. What dcpd refuses besides PyTorch may read."""
         try:
-            place = _where.resolve(self.path)
+            place = _where.resolve(self._at)
             place.client.checkpoints.get(place.object)
         except errors.DcpdError as e:
             if e.code in ("checkpoint_damaged", "format_manifest"):
@@ -92,15 +111,33 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
             raise AssertionError("storage_data must not be None in metadata")
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        return plan
+        return self._told(plan)
 
     def prepare_global_plan(self, plans: List[Any]) -> List[Any]:
-        return plans
+        return [self._told(plan) for plan in plans]
+
+    def _told(self, plan: Any) -> Any:
+        if self._standing is None or not (plan.storage_data is None or isinstance(plan.storage_data, _Standing)):
+            return plan
+        return dataclasses.replace(plan, storage_data=_Standing(self._standing))
+
+    def _agree(self, standing: str) -> None:
+        """Reads the checkpoint that the coordinator found. The plan is of the other one: they need to be cut alike."""
+        mine, found = self._metadata, self._at
+        self._stands_for(standing)
+        theirs = self._read_metadata(None)
+        if (theirs.state_dict_metadata, theirs.planner_data) != (mine.state_dict_metadata, mine.planner_data):
+            raise errors.Busy(f"{self.path} led to {self._at} on the coordinator and, a moment later, to {found} on this rank, and their "
+                              "tensors are cut in other ways: load again", code="checkpoint_replaced", retryable=True)
+        self.storage_data, self._metadata = theirs.storage_data, theirs
 
     def read_data(self, plan: Any, planner: Any) -> Any:
         from torch.futures import Future
 
         failure: Optional[Exception] = None
+        told = getattr(plan, "storage_data", None)
+        if isinstance(told, _Standing) and told.name != self._standing:
+            self._agree(told.name)
         try:
             self._read(plan, planner)
         except Exception as e:
@@ -154,7 +191,7 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
 
     def _tensors(self, boxes: _Boxes, planner: Any) -> None:
         boxes = sorted(boxes, key=lambda x: self._place(x[0]))
-        place = _where.resolve(self.path)
+        place = _where.resolve(self._at)
         chosen = _direct.choose([spec.nbytes for _, spec in boxes])
         some = [boxes[i] for i in chosen]
         plan = _direct.find(place, [spec for _, spec in some], True)
@@ -320,7 +357,7 @@ class _Files:
             per_file.setdefault(self.reader.storage_data[item.storage_index].relative_path, []).append(item)
         if not per_file:
             return
-        files = _path.files(self.reader.path)
+        files = _path.files(self.reader._at)
         collective = self.reader.use_collectives or self.reader.rank is None
         self.checks = _checks.Checks(files, ".metadata" if collective else f"__{self.reader.rank}.metadata")
         for name, wanted in per_file.items():
