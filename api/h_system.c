@@ -30,6 +30,7 @@ FALLIBLE enum err h_livez(struct req *r)
 {
 	struct buf b = BUF_INIT(64);
 
+	cluster_probe_heard(r->core->cluster, req_head(r, CLUSTER_PROBE_HEAD));
 	buf_puts(&b, "{\"status\":\"alive\"}");
 	return req_json(r, 200, &b);
 }

@@ -5,14 +5,17 @@
  *   beat:  keep the lease alive → look: what is alive, in one transaction that fails if the name is no longer this node's */
 #include "server/cluster.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "os/fs.h"
 #include "server/cluster_impl.h"
 #include "server/config.h"
 #include "server/courier.h"
@@ -30,7 +33,11 @@ const char *cluster_problem(const struct cluster *c)
 
 const char *cluster_oddity(const struct cluster *c)
 {
-	return c && c->odd[0] ? c->odd : NULL;
+	const char *problem = c ? cluster_probe_problem(c) : "";
+
+	if (c && !problem[0])
+		problem = c->apart[0] ? c->apart : c->odd;
+	return problem[0] ? problem : NULL;
 }
 
 /* ---- beats ---- */
@@ -100,8 +107,8 @@ static json_t *member_value(const struct cluster *c)
 	json_t *storages = json_array();
 	for (uint32_t i = 0; i < storage_count(s->storages); i++)
 		(void)json_array_append_new(storages, json_string(storage_at(s->storages, i)->name));
-	return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:o}", "id", c->id, "mark", c->mark, "advertise", s->config->advertise, "url", url,
-			 "version", DCPD_VERSION, "protocol", CLUSTER_PROTOCOL, "storages", storages);
+	return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:o}", "id", c->id, "mark", c->mark, "advertise", s->config->advertise,
+			 "url", url, "place", c->place, "version", DCPD_VERSION, "protocol", CLUSTER_PROTOCOL, "storages", storages);
 }
 
 /* Describes this node twice: bound to the lease, and for ever. */
@@ -125,6 +132,7 @@ static void joined(struct cluster *c, int64_t made)
 	c->settled = false;
 	c->renewed_ms = c->renewing_ms;
 	log_info("joined the cluster", "node", c->name, NULL);
+	cluster_probe_begin(c);
 	look(c);
 }
 
@@ -406,6 +414,17 @@ static void pump(const struct cluster *c, const bool *until, int64_t ms)
 	}
 }
 
+/* Nodes of one place reach each other by loopback. */
+static void note_place(struct cluster *c)
+{
+	CLEANUP(fs_drop) int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	char boot[37] = "";
+	struct stat ns;
+
+	if (fd >= 0 && read(fd, boot, sizeof boot - 1) == sizeof boot - 1 && stat("/proc/self/ns/net", &ns) == 0)
+		snprintf(c->place, sizeof c->place, "%s/%ju", boot, (uintmax_t)ns.st_ino);
+}
+
 FALLIBLE enum err cluster_new(struct server *s, struct cluster **out)
 {
 	struct cluster *c = s->config->cluster ? mem_zalloc(1, sizeof *c) : NULL;
@@ -423,7 +442,9 @@ FALLIBLE enum err cluster_new(struct server *s, struct cluster **out)
 	snprintf(c->id, sizeof c->id, "%016" PRIx64, journal_id(s->journal));
 	job_new_id(s->journal, id);
 	memcpy(c->mark, id + JOB_ID_LEN - JOB_MARK_LEN, sizeof c->mark);
+	note_place(c);
 	TRY(courier_new_anywhere(s->loop, &c->courier));
+	TRY(cluster_probe_new(c));
 	TRY(etcd_new(s->loop, c->courier, s->config, &c->etcd));
 	on_beat(c);
 	pump(c, &c->tried, START_MS);
@@ -460,6 +481,7 @@ void cluster_free(struct cluster *c)
 		return;
 	loop_timer_stop(&c->timer);
 	courier_free(c->courier);
+	cluster_probe_free(c);
 	cluster_errands_end(c);
 	etcd_free(c->etcd);
 	cluster_take_free(c);

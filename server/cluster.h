@@ -29,7 +29,12 @@ FALLIBLE enum err cluster_new(struct server *s, struct cluster **out);
 void cluster_leave(struct cluster *c);                /* gives the lease back, if etcd answers soon */
 void cluster_free(struct cluster *c);                 /* after it nothing that was posted to the loop may run */
 const char *cluster_problem(const struct cluster *c); /* why this node is not in the cluster now; NULL: it is, or there is none */
-const char *cluster_oddity(const struct cluster *c);  /* names the values in etcd that dcpd did not write and passes over; NULL: none */
+/* Names a fault that a person is to mend, though this node is in the cluster: it is not at the address that it advertises, a node is not
+ * reached from here, etcd has values that dcpd did not write. NULL: none. */
+const char *cluster_oddity(const struct cluster *c);
+/* The header of a request by which a daemon finds itself at the address that it advertises (cluster_probe.c). */
+#define CLUSTER_PROBE_HEAD "Dcpd-Probe"
+void cluster_probe_heard(struct cluster *c, const char *head);      /* NULL: a request without it */
 
 /* ---- other nodes (cluster_forward.c) ---- */
 enum { CLUSTER_HEADERS_MAX = 8, CLUSTER_NODE_TEXT = 65 };

@@ -58,6 +58,11 @@ static bool speaks_our_protocol(const struct cluster_node *n)
 	return etcd_number(n->member, "protocol") == CLUSTER_PROTOCOL;
 }
 
+bool cluster_speaks_otherwise(const struct cluster_node *n)
+{
+	return json_is_integer(json_object_get(n->member, "protocol")) && !speaks_our_protocol(n);
+}
+
 static bool has_storage(const struct cluster_node *n, const char *storage)
 {
 	const json_t *one;
@@ -150,15 +155,21 @@ static void on_no_node(void *user, enum err e)
 	errand_end(user, e);
 }
 
-FALLIBLE enum err cluster_may_trust(const struct cluster *c, const struct cluster_node *n)
+FALLIBLE enum err cluster_may_send(const struct cluster *c, const struct cluster_node *n)
 {
+	if (!speaks_our_protocol(n))
+		return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" (version %.40s) speaks another protocol than this one: update the older one",
+			   n->name, member_text(n, "version"));
+	if (!is_self(c, n) && strcmp(member_text(n, "advertise"), c->server->config->advertise) == 0)
+		return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" advertises %.200s, as this one does: each needs an --advertise at which all "
+			   "others reach it, and nobody else", n->name, c->server->config->advertise);
 	if (config_may_send_secret(c->server->config, str_of(member_text(n, "url"))))
 		return OK;
 	return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" has no TLS beyond loopback: the cluster's secret is not sent to it in the clear (or "
 		   "start this node with --insecure-http, too)", n->name);
 }
 
-/* ERR_CLUSTER_UNAVAILABLE: it is away, or speaks another protocol. */
+/* ERR_CLUSTER_UNAVAILABLE: it is away, or nothing may be sent there. */
 static FALLIBLE enum err find_node(const struct cluster *c, const char *name, const struct cluster_node **out)
 {
 	*out = NULL;
@@ -167,10 +178,7 @@ static FALLIBLE enum err find_node(const struct cluster *c, const char *name, co
 			*out = n;
 	if (!*out || (*out)->state == CLUSTER_AWAY)
 		return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" is away", name);
-	if (!speaks_our_protocol(*out))
-		return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" (version %.40s) speaks another protocol than this one: update the older one",
-			   name, member_text(*out, "version"));
-	return cluster_may_trust(c, *out);
+	return cluster_may_send(c, *out);
 }
 
 void cluster_send(struct cluster *c, const char *name, struct cluster_errand *x)

@@ -82,7 +82,7 @@ static FALLIBLE enum err describe(const struct cluster *c, const struct cluster_
 
 	if (!url)
 		return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" has no address", n->name);
-	TRY(cluster_may_trust(c, n));
+	TRY(cluster_may_send(c, n));
 	make_key(c, key);
 	snprintf(place, 512, "node://%.400s#%.8s", url, key);
 	*options_out = json_pack("{s:s, s:s, s:s, s:s*}", "node", n->name, "url", url, "reader", key, "ca", c->tls.ca);

@@ -10,7 +10,10 @@
 #include "server/job.h"
 #include "server/parts.h"
 
-enum { CLUSTER_NAME_MAX = 64, CLUSTER_KEY_MAX = 300, CLUSTER_PROTOCOL = 1, CLUSTER_HURRY_MS = 200 };
+#ifndef CLUSTER_PROTOCOL /* the Makefile builds a daemon with a later one, for tests */
+#define CLUSTER_PROTOCOL 1
+#endif
+enum { CLUSTER_NAME_MAX = 64, CLUSTER_KEY_MAX = 300, CLUSTER_HURRY_MS = 200 };
 
 enum cluster_state { CLUSTER_JOINED, CLUSTER_DRAINING, CLUSTER_DRAINED, CLUSTER_AWAY, CLUSTER_STATES };
 
@@ -18,7 +21,7 @@ enum cluster_state { CLUSTER_JOINED, CLUSTER_DRAINING, CLUSTER_DRAINED, CLUSTER_
 struct cluster_node {
 	char name[CLUSTER_NAME_MAX + 1];
 	enum cluster_state state;
-	json_t *member;              /* {"id","mark","advertise","url","version","protocol","storages"} */
+	json_t *member;              /* {"id","mark","advertise","url","place","version","protocol","storages"} */
 	int64_t jobs;                /* that have not ended; -1: away */
 };
 
@@ -60,6 +63,10 @@ struct cluster {
 	char problem[700];           /* "": none */
 	char odd[700];               /* names the values that the last look at etcd passed over; "": none */
 	uint32_t odd_count;
+	char apart[700];             /* names the nodes of the last look that are there and not reached from here; "": none */
+	uint32_t apart_count;
+	char place[64];              /* of this node's loopback: its host's boot and network namespace; "": unknown */
+	struct cluster_probe *probe; /* cluster_probe.c */
 	int64_t told_jobs;           /* of the alive key's value; -1: unknown */
 	bool told_draining;
 	uint64_t looks, failures;
@@ -110,8 +117,17 @@ static inline bool cluster_knows(const struct cluster *c, const char *node)
 }
 void cluster_errands_end(struct cluster *c);            /* those that are under way are told ERR_DRAINING */
 
-/* Does the node's address get the cluster's secret, or a key made of it? ERR_CLUSTER_UNAVAILABLE: it has no TLS beyond loopback. */
-FALLIBLE enum err cluster_may_trust(const struct cluster *c, const struct cluster_node *n);
+/* Is the node of another protocol? (Of one whose description is none of dcpd's nobody knows.) */
+bool cluster_speaks_otherwise(const struct cluster_node *n);
+/* May requests, with the cluster's secret or a key made of it, go to the node's address? ERR_CLUSTER_UNAVAILABLE: it speaks another
+ * protocol, has no TLS beyond loopback, or its address is this node's. */
+FALLIBLE enum err cluster_may_send(const struct cluster *c, const struct cluster_node *n);
+
+/* cluster_probe.c: is this node at the address that it advertises? */
+FALLIBLE enum err cluster_probe_new(struct cluster *c);
+void cluster_probe_free(struct cluster *c);
+void cluster_probe_begin(struct cluster *c);            /* as soon as the daemon answers requests, until it has found itself */
+const char *cluster_probe_problem(const struct cluster *c);     /* "": it was found there, or that is not known yet */
 
 /* cluster_jobs.c */
 void cluster_jobs_looked(struct cluster *c);            /* after each look: asks which jobs are this node's, tells of those that changed */

@@ -133,6 +133,42 @@ static FALLIBLE enum err take_drained(struct cluster *c, const json_t *rows)
 	return OK;
 }
 
+/* A node on loopback of another host, or of another network namespace of this one, is not where the others look for it. A relay may lead
+ * there: it is told, and requests go there all the same. */
+static FALLIBLE enum err check_place(const struct cluster *c, const struct cluster_node *n)
+{
+	const char *at = json_string_value(json_object_get(n->member, "advertise"));
+	const char *place = json_string_value(json_object_get(n->member, "place"));
+
+	if (!at || !place || !c->place[0] || strcmp(place, c->place) == 0 || !config_is_loopback(at))
+		return OK;
+	return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" is on another host, and advertises %.200s, which is on loopback: this node does not "
+		   "find it there (--advertise)", n->name, at);
+}
+
+/* Names nodes that are there and not reached from here: else nothing would be said of them until they are needed. */
+static void note_apart(struct cluster *c)
+{
+	uint32_t before = c->apart_count;
+	size_t n;
+
+	c->apart[0] = '\0';
+	c->apart_count = 0;
+	each(node, c->nodes.v, c->nodes.n) {
+		bool counts = node->state != CLUSTER_AWAY && json_is_object(node->member) && strcmp(node->name, c->name) != 0;
+		enum err e = counts ? check_place(c, node) ?: cluster_may_send(c, node) : OK;
+		if (e && c->apart_count++ == 0)
+			snprintf(c->apart, sizeof c->apart, "%.600s", err_last()->text);
+		if (e)
+			err_clear();
+	}
+	n = strlen(c->apart);
+	if (c->apart_count > 1)
+		snprintf(c->apart + n, sizeof c->apart - n, "; and %u more nodes that this one does not reach", c->apart_count - 1);
+	if (c->apart_count && c->apart_count != before)
+		log_warn("does not reach a node", "why", c->apart, NULL);
+}
+
 FALLIBLE enum err cluster_take(struct cluster *c, const json_t *answer, size_t index)
 {
 	uint32_t before = c->odd_count;
@@ -150,6 +186,7 @@ FALLIBLE enum err cluster_take(struct cluster *c, const json_t *answer, size_t i
 	}
 	if (c->odd_count && c->odd_count != before)
 		log_warn("passes values in etcd over", "why", c->odd, NULL);
+	note_apart(c);
 	return OK;
 }
 
@@ -195,8 +232,9 @@ FALLIBLE enum err cluster_put_nodes(const struct cluster *c, struct buf *out)
 	if (c) {
 		buf_puts(out, "\"node\":");
 		buf_json_str(out, str_of(c->name));
-		if (c->problem[0] || c->odd[0])
-			buf_json_member(out, ",\"problem\":", str_of(c->problem[0] ? c->problem : c->odd));
+		const char *problem = cluster_problem(c) ?: cluster_oddity(c);
+		if (problem)
+			buf_json_member(out, ",\"problem\":", str_of(problem));
 		buf_printf(out, ",\"spreads\":%s,", config_cluster_reaches_workers(c->server->config) ? "true" : "false");
 	}
 	buf_puts(out, "\"nodes\":[");

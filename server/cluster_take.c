@@ -269,13 +269,13 @@ static void ask_page(struct cluster_taking *t)
 	etcd_ask(t->cluster->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o]", range), json_array()), on_page, t);
 }
 
-/* Nodes come in the order of their names. */
+/* Nodes come in the order of their names. Jobs of another protocol may mean what this daemon does not know: they wait for their node. */
 static void next_node(struct cluster_taking *t)
 {
 	const struct cluster *c = t->cluster;
 
 	each(n, c->nodes.v, c->nodes.n)
-		if (n->state == CLUSTER_AWAY && strcmp(n->name, t->node) > 0 && takes_work(c)) {
+		if (n->state == CLUSTER_AWAY && strcmp(n->name, t->node) > 0 && !cluster_speaks_otherwise(n) && takes_work(c)) {
 			snprintf(t->node, sizeof t->node, "%s", n->name);
 			json_decref(t->last);
 			t->last = NULL;

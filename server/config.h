@@ -109,6 +109,7 @@ FALLIBLE enum err config_s3_derive(const struct config *c);
 FALLIBLE enum err config_cluster_check(const struct config *c);
 /* Of a node: can workers of other nodes connect to its own? Not if those listen on loopback, and the nodes are on several hosts. */
 bool config_cluster_reaches_workers(const struct config *c);
+bool config_is_loopback(const char *address);    /* HOST:PORT */
 bool config_may_send_secret(const struct config *c, struct str url);     /* https, loopback, or --insecure-http here */
 /* The options of a storage on S3, texts by their names; NULL: none is set. */
 FALLIBLE enum err config_s3_options(const struct config *c, struct str storage, json_t **out);

@@ -67,6 +67,13 @@ static FALLIBLE enum err check_url(const struct config *c, struct str url)
 	return OK;
 }
 
+bool config_is_loopback(const char *address)
+{
+	struct str host;
+
+	return split_address(str_of(address), &host) && is_loopback(host);
+}
+
 static FALLIBLE enum err check_urls(const struct config *c)
 {
 	for (const char *p = c->cluster;; p++) {

@@ -102,7 +102,7 @@ ORDER = {
         job_create job_ops job_drain
         job_all
         etcd
-        cluster_forward cluster_images cluster_replicas cluster_withdraw cluster_take cluster_keys
+        cluster_forward cluster_probe cluster_images cluster_replicas cluster_withdraw cluster_take cluster_keys
         cluster_prune
         cluster_jobs
         cluster_nodes cluster

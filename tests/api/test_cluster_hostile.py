@@ -108,6 +108,37 @@ def test_a_node_of_another_protocol_is_shown_and_sent_nothing(pair, server, tmp_
             newer.accept()
 
 
+def test_a_node_says_that_it_is_not_where_the_others_look_for_it(cluster):  # noqa: F811
+    a = cluster("a")
+    a.sees(a="joined")
+    nowhere = cluster("b", advertise="127.0.0.1:1")
+    lib.wait_for(lambda: "does not find itself at 127.0.0.1:1, where" in nowhere.warnings(), 20, "nobody listens there")
+    assert "(--advertise)" in nowhere.api.get("/v1/nodes").ok(200)["problem"]
+    stranger = cluster("c", advertise=f"127.0.0.1:{a.http}")
+    lib.wait_for(lambda: "another server answers" in stranger.warnings(), 20, "the first node listens there")
+    said = f'node "c" advertises 127.0.0.1:{a.http}, as this one does'
+    lib.wait_for(lambda: said in a.warnings(), 20, "so says the first node")
+    sd = lib.fresh()
+    p = a.api.post("/v1/jobs", {"kind": "load", "source": {"state_dict": sd, "node": "c"}, "target": {"state_dict": sd}})
+    assert "as this one does" in p.problem("cluster_unavailable")["detail"], "it does not ask itself instead"
+    assert a.api.get("/readyz").ok(200)["status"] == "ready"
+
+
+def test_a_node_on_loopback_of_another_host_is_named(pair, server, tmp_path):  # noqa: F811
+    a, _ = pair
+    assert not a.warnings()
+    at = f"{prefix(tmp_path)}/"
+    member = server.keys(f"{at}members/")[f"{at}members/b"]
+    where = "127.0.0.1:65000"
+    for name, place in (("far", "00000000-0000-0000-0000-000000000000/1"), ("old", None), ("near", member["place"])):
+        there = {k: v for k, v in {**member, "id": name, "mark": "ZZZZZZZ", "advertise": where, "url": f"http://{where}",
+                                   "place": place}.items() if v}
+        server.put(f"{at}members/{name}", json.dumps(there))
+        server.put(f"{at}alive/{name}", json.dumps({"id": name, "advertise": where, "jobs": 0, "draining": False}))
+    said = lib.wait_for(lambda: a.warnings(), 20, "a warning")
+    assert said.startswith(f'node "far" is on another host, and advertises {where}, which is on loopback') and "more" not in said, said
+
+
 @pytest.mark.long
 def test_values_of_a_megabyte_are_no_end_of_a_node(pair, server, tmp_path):  # noqa: F811
     a, b = pair
