@@ -176,7 +176,37 @@ $(BIN)/dcpctl: $(call obj,api/cli/main.c $(CTL_SRC)) $(LIB)/libdcp.a
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(CTL_LIBS)
 
-TOOLS := $(patsubst tests/tools/%.c,$(TESTBIN)/tools/%,$(wildcard tests/tools/*.c))
+# The daemon and its worker as of a later version, for tests of clusters in an upgrade: dcpd speaks this version's protocol, dcpd-protocol-2
+# a later one. What names version or protocol is compiled anew; the rest comes out of the archives.
+NEXT := $(TESTBIN)/next
+NEXT_VERSION = $(eval NEXT_VERSION := $$(shell grep -lE 'DCPD_VERSION|BUILD_ID' $(DAEMON_SRC)))$(NEXT_VERSION)
+NEXT_WORKER = $(eval NEXT_WORKER := $$(shell grep -lE 'DCPD_VERSION|BUILD_ID' $(ENGINE_SRC)))$(NEXT_WORKER)
+NEXT_PROTOCOL = $(eval NEXT_PROTOCOL := $$(shell grep -l CLUSTER_PROTOCOL $(DAEMON_SRC)))$(NEXT_PROTOCOL)
+next = $(patsubst %.c,$(O)/next-$(1)/%.o,$(2))
+NEXT_FLAGS = -UDCPD_VERSION -DDCPD_VERSION='"99.0.0"'
+$(O)/next-1/%.o: %.c $(O)/.flags
+	$(say) CC $<
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CFLAGS) $(NEXT_FLAGS) -c $< -o $@
+
+$(O)/next-2/%.o: %.c $(O)/.flags
+	$(say) CC $<
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(ALL_CFLAGS) $(NEXT_FLAGS) -DCLUSTER_PROTOCOL=2 -c $< -o $@
+
+$(NEXT)/dcpd: $(call next,1,server/main.c $(NEXT_VERSION))
+$(NEXT)/dcpd-protocol-2: $(call next,1,server/main.c $(filter-out $(NEXT_PROTOCOL),$(NEXT_VERSION))) $(call next,2,$(NEXT_PROTOCOL))
+$(NEXT)/dcpd $(NEXT)/dcpd-protocol-2: $(call obj,$(CURL_LATE)) $(LIB)/libdcpd.a $(LIB)/libdcp.a
+	$(say) LINK $@
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(filter-out -lcurl,$(DAEMON_LIBS))
+
+$(NEXT)/dcpd-worker: $(call next,1,worker/main.c $(NEXT_WORKER)) $(call obj,$(CURL_LATE)) $(LIB)/libdcp.a
+	$(say) LINK $@
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(filter-out -lcurl,$(ENGINE_LIBS))
+
+TOOLS := $(addprefix $(NEXT)/,dcpd dcpd-protocol-2 dcpd-worker) $(patsubst tests/tools/%.c,$(TESTBIN)/tools/%,$(wildcard tests/tools/*.c))
 $(TESTBIN)/tools/%: $(O)/tests/tools/%.o $(LIB)/libdcp.a
 	$(say) LINK $@
 	@mkdir -p $(@D)

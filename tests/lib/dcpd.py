@@ -302,6 +302,7 @@ class Hidden:
 
 class Daemon:
     """One dcpd with a state dir, a Unix socket, any free port and storages of its own."""
+    program = BIN / "dcpd"
 
     def __init__(self, home, storages=("main",), args=(), env=None, start=True, tcp=True, under=()):
         self.home = pathlib.Path(home)
@@ -320,14 +321,14 @@ class Daemon:
             self.start()
 
     def command(self):
-        c = self.under + [str(BIN / "dcpd"), "--state-dir", str(self.state), "--listen", f"unix:{self.socket}"]
+        c = self.under + [str(self.program), "--state-dir", str(self.state), "--listen", f"unix:{self.socket}"]
         c += ["--listen", "127.0.0.1:0"] if self.tcp else []
         for name, d in self.storages.items():
             c += ["--storage", f"{name}={d}"]
         return c + self.args
 
     def start(self, seconds=20):
-        assert (BIN / "dcpd").exists(), f"{BIN}/dcpd: not built (make all)"
+        assert self.program.exists(), f"{self.program}: not built (make all tools)"
         self.mark = self.log.stat().st_size if self.log.exists() else 0
         with open(self.log, "ab") as log:
             self.proc = subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
