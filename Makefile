@@ -113,15 +113,24 @@ $(O)/gen/%.o: $(GEN)/%.c $(O)/.flags
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) -c $< -o $@
 
-# The kernel is part of the source as PTX: a build needs no toolkit. Its first line names what it was made of.
+# The kernel is part of the source as what a driver loads, so that a build needs no toolkit: PTX, whose first line names what it was made of, and
+# a fat binary of the same PTX and of machine code for some architectures.
 PTX := worker/device/gather.ptx
 PTX_OF := worker/device/gather.h worker/device/gather.cu
-$(O)/worker/device/cuda_gather.o: $(PTX)
-.PHONY: ptx
-ptx: ## make the kernel's PTX anew (clang 14 or newer, which knows GPUs)
+FATBIN := worker/device/gather.fatbin
+GPU_ARCHS := 80 90 100
+CUDA_BIN ?= /usr/local/cuda/bin
+$(O)/worker/device/cuda_gather.o: $(FATBIN)
+.PHONY: gpu-code
+gpu-code: ## make the kernel's PTX and fat binary anew (clang 14 or newer, which knows GPUs; ptxas and fatbinary in CUDA_BIN=DIR)
 	$(Q){ echo "// of $$(cat $(PTX_OF) | sha256sum | cut -c 1-64)"; clang --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib \
 	  -Wno-unknown-cuda-version -Xclang -target-feature -Xclang +ptx70 -std=gnu++17 -O2 -Iworker -S -o - worker/device/gather.cu; } >$(PTX).new
 	$(Q)mv $(PTX).new $(PTX)
+	$(Q)$(call fatbin_to,$(FATBIN))
+# Uncompressed: a driver need not unpack it, and its PTX can be read.
+fatbin_to = d=$$(mktemp -d) && for a in $(GPU_ARCHS); do $(CUDA_BIN)/ptxas -arch=sm_$$a -o $$d/sm_$$a $(PTX) || exit 1; done && \
+	  $(CUDA_BIN)/fatbinary -64 --compress-mode=none --create=$(1) --image3=kind=ptx,sm=$(firstword $(GPU_ARCHS)),file=$(PTX) \
+	    $(foreach a,$(GPU_ARCHS),--image3=kind=elf,sm=$(a),file=$$d/sm_$(a)) && rm -r $$d
 
 # The page and the API's contract are part of the binary: .incbin needs no tool but the assembler.
 $(GEN)/assets.c: $(ASSETS) Makefile
@@ -450,8 +459,13 @@ $(GPU_TESTS) check-worker: | $(FAKES)
 
 CUDA_INCLUDE ?= /usr/local/cuda/include
 .PHONY: check-abi
-check-abi: ## our declarations of CUDA and NCCL beside their headers, where those are (CUDA_INCLUDE=DIR)
-	$(Q)[ "$$(head -1 $(PTX))" = "// of $$(cat $(PTX_OF) | sha256sum | cut -c 1-64)" ] || { echo "$(PTX) is not of its sources: make ptx"; exit 1; }
+check-abi: ## our declarations of CUDA and NCCL beside their headers (CUDA_INCLUDE=DIR), the kernel's code beside its sources
+	$(Q)[ "$$(head -1 $(PTX))" = "// of $$(cat $(PTX_OF) | sha256sum | cut -c 1-64)" ] || { echo "$(PTX) is not of its sources: make gpu-code"; exit 1; }
+	$(Q)python3 tests/abi/fatbin.py $(FATBIN) $(PTX) $(GPU_ARCHS)
+	$(Q)if ! grep -qaF "$$($(CUDA_BIN)/ptxas --version 2>/dev/null | tail -1)" $(FATBIN) || [ ! -x $(CUDA_BIN)/ptxas ]; then \
+	  echo "skipped: no ptxas in $(CUDA_BIN) of the version that made $(FATBIN)"; \
+	  else mkdir -p $(GEN) && ($(call fatbin_to,$(GEN)/gather.fatbin)) && cmp $(GEN)/gather.fatbin $(FATBIN) || \
+	  { echo "$(FATBIN) is not of $(PTX): make gpu-code"; exit 1; }; fi
 	$(Q)fail=0; for x in cuda nccl; do \
 	  if [ ! -e $(CUDA_INCLUDE)/$$x.h ]; then echo "skipped: no $$x.h in $(CUDA_INCLUDE)"; continue; fi; \
 	  $(CC) -std=gnu17 -Wall -Wextra -Werror -fsyntax-only -Iworker -Itests -I$(CUDA_INCLUDE) tests/abi/$${x}_abi.c && echo "ok $${x}_abi" || fail=1; done; exit $$fail

@@ -32,3 +32,5 @@ void fake_cuda_push(struct CUstream_st *s, int (*step)(void *arg), void *arg);
 void *fake_cuda_bytes(const void *p, size_t bytes);
 /* How many allocations, imports, reservations, modules and page-locked ranges this process has. */
 int fake_cuda_left(void);
+/* The architecture of the code that the latest module was loaded from: of machine code, or, negative, of PTX. */
+int fake_cuda_code(void);

@@ -6,6 +6,7 @@
  *     FAKE_CUDA_INIT=100          cuInit fails with this error
  *     FAKE_CUDA_CRASH=FILE        cuInit ends the process while there is such a file
  *     FAKE_CUDA_DEVICES=2         how many there are; default 1
+ *     FAKE_CUDA_ARCH=80           their architecture, which a kernel's code has to fit; default 90
  *     FAKE_CUDA_MEMORY=1048576    bytes of device memory; default 1 GiB
  *     FAKE_CUDA_FAIL=cuMemHostRegister_v2:2:999     the second call of that name fails with error 999; 0: every call;
  *                                 with ":sticky" behind it so does every call after it, as when a device is lost; "@FILE": as FILE says now
@@ -55,7 +56,7 @@ static size_t used;
 bool fake_initialized;
 static struct CUctx_st context, *current;
 
-static unsigned long number_of(const char *name, unsigned long otherwise)
+unsigned long fake_number(const char *name, unsigned long otherwise)
 {
 	const char *value = getenv(name);
 
@@ -103,7 +104,7 @@ cuda_result fake_injected(const char *symbol)
 
 cuda_result cuInit(unsigned flags)
 {
-	cuda_result asked = fake_injected("cuInit"), r = asked ? asked : (cuda_result)number_of("FAKE_CUDA_INIT", CUDA_OK);
+	cuda_result asked = fake_injected("cuInit"), r = asked ? asked : (cuda_result)fake_number("FAKE_CUDA_INIT", CUDA_OK);
 	const char *crash = getenv("FAKE_CUDA_CRASH");
 
 	if (crash && access(crash, F_OK) == 0)
@@ -127,6 +128,7 @@ static const struct { cuda_result r; const char *name, *text; } errors[] = {
 	{ CUDA_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected" },
 	{ INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal" },
 	{ INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context" },
+	{ NO_BINARY, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device" },
 	{ INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed" },
 	{ INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle" },
 	{ ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered" },
@@ -165,7 +167,7 @@ cuda_result cuDriverGetVersion(int *out)
 cuda_result cuDeviceGetCount(int *out)
 {
 	BEGIN();
-	*out = (int)number_of("FAKE_CUDA_DEVICES", 1);
+	*out = (int)fake_number("FAKE_CUDA_DEVICES", 1);
 	return CUDA_OK;
 }
 
@@ -173,7 +175,7 @@ cuda_result cuDeviceGet(cuda_device *out, int ordinal)
 {
 	BEGIN();
 	*out = ordinal;
-	return ordinal >= 0 && (unsigned long)ordinal < number_of("FAKE_CUDA_DEVICES", 1) ? CUDA_OK : INVALID_DEVICE;
+	return ordinal >= 0 && (unsigned long)ordinal < fake_number("FAKE_CUDA_DEVICES", 1) ? CUDA_OK : INVALID_DEVICE;
 }
 
 cuda_result cuDeviceGetName(char *out, int bytes, cuda_device d)
@@ -195,7 +197,7 @@ cuda_result cuDeviceTotalMem_v2(size_t *out, cuda_device d)
 {
 	(void)d;
 	BEGIN();
-	*out = number_of("FAKE_CUDA_MEMORY", 1UL << 30);
+	*out = fake_number("FAKE_CUDA_MEMORY", 1UL << 30);
 	return CUDA_OK;
 }
 
@@ -297,7 +299,7 @@ cuda_result cuMemAlloc_v2(cuda_ptr *out, size_t bytes)
 	NEED_CONTEXT();
 	if (bytes == 0)
 		return INVALID_VALUE;
-	if (reserved < bytes || used + reserved > number_of("FAKE_CUDA_MEMORY", 1UL << 30))
+	if (reserved < bytes || used + reserved > fake_number("FAKE_CUDA_MEMORY", 1UL << 30))
 		return CUDA_OUT_OF_MEMORY;
 	int fd = new_file(bytes);
 	if (fd < 0 || map_whole(fd, bytes, ALLOCATED, out) != CUDA_OK)
@@ -377,7 +379,7 @@ cuda_result cuPointerGetAttribute(void *out, unsigned what, cuda_ptr p)
 	if (!a)
 		return INVALID_VALUE;
 	if (what == FAKE_CUDA_ATTRIBUTE_DEVICE)
-		*(int *)out = (int)number_of("FAKE_CUDA_ORDINAL", 0);
+		*(int *)out = (int)fake_number("FAKE_CUDA_ORDINAL", 0);
 	else if (what == FAKE_CUDA_ATTRIBUTE_IPC)
 		*(int *)out = a->kind == ALLOCATED;
 	else if (what == FAKE_CUDA_ATTRIBUTE_MAPPING_BYTES)

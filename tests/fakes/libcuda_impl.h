@@ -5,8 +5,9 @@
 
 #include "fakes/fake_cuda.h"
 
-enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_PTX = 218, INVALID_HANDLE = 400,
-       NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_SUPPORTED = 801 };
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209,
+       INVALID_PTX = 218, INVALID_HANDLE = 400, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_REGISTERED = 713,
+       NOT_SUPPORTED = 801 };
 
 extern cuda_result fake_sticky;        /* every call's answer, once a device is lost */
 extern bool fake_initialized;
@@ -15,6 +16,8 @@ extern int fake_modules;
 /* CUDA_OK, or the error that the environment asks for. */
 cuda_result fake_injected(const char *symbol);
 bool fake_has_context(void);
+/* A number of the environment. */
+unsigned long fake_number(const char *name, unsigned long otherwise);
 /* Memory that a kernel's access reaches: of the device, or page-locked memory of the host; NULL: none. */
 unsigned char *fake_cuda_seen(uint64_t p, uint64_t bytes);
 

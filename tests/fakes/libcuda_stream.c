@@ -180,12 +180,66 @@ struct launch {
 	unsigned count, blocks, threads;
 };
 
+/* A fat binary: a head, and images with a head each. The forms are not documented; cuobjdump and fatbinary agree on these fields. */
+enum { FATBIN_MAGIC = 0xba55ed50, FATBIN_PTX = 1, FATBIN_ELF = 2 };
+
+struct fatbin {
+	uint32_t magic;
+	uint16_t version, head;
+	uint64_t bytes;                /* behind the head */
+};
+
+struct fatbin_image {
+	uint16_t kind, version;
+	uint32_t head;
+	uint64_t bytes;                /* behind the head; padded */
+	uint32_t packed_bytes, options, minor_major, arch;
+};
+
+static int loaded_code;
+
+int fake_cuda_code(void)
+{
+	return loaded_code;
+}
+
+/* Machine code runs on its own architecture and on later ones of the same generation; PTX is compiled for any later one. */
+static bool fits(const struct fatbin_image *i)
+{
+	unsigned here = (unsigned)fake_number("FAKE_CUDA_ARCH", 90);
+
+	return i->arch <= here && (i->kind == FATBIN_PTX || (i->kind == FATBIN_ELF && i->arch / 10 == here / 10));
+}
+
+/* Takes machine code before PTX, as a driver does. */
+static cuda_result choose_code(const char *image)
+{
+	struct fatbin f;
+	struct fatbin_image i;
+
+	memcpy(&f, image, sizeof f);
+	if (f.magic != FATBIN_MAGIC)
+		return INVALID_IMAGE;
+	loaded_code = 0;
+	for (uint64_t at = f.head; at < f.head + f.bytes; at += i.head + i.bytes) {
+		memcpy(&i, image + at, sizeof i);
+		if (!fits(&i) || loaded_code > 0)
+			continue;
+		const char *name = i.kind == FATBIN_PTX ? ".visible .entry dcpd_gather(" : ".text.dcpd_gather";
+		if (!memmem(image + at + i.head, i.bytes, name, strlen(name)))
+			return i.kind == FATBIN_PTX ? INVALID_PTX : INVALID_IMAGE;
+		loaded_code = i.kind == FATBIN_PTX ? -(int)i.arch : (int)i.arch;
+	}
+	return loaded_code ? CUDA_OK : NO_BINARY;
+}
+
 cuda_result cuModuleLoadData(struct CUmod_st **out, const void *image)
 {
 	BEGIN();
 	NEED_CONTEXT();
-	if (!strstr(image, ".visible .entry dcpd_gather("))
-		return INVALID_PTX;
+	cuda_result r = choose_code(image);
+	if (r != CUDA_OK)
+		return r;
 	*out = calloc(1, sizeof **out);
 	fake_modules++;
 	return CUDA_OK;

@@ -3,6 +3,8 @@
  * the cases without injected errors run over a real GPU too (make check-gpu). */
 #include "device/device.h"
 
+#include <dlfcn.h>
+
 #include "base/mem.h"
 #include "lib/t_fakes.h"
 
@@ -162,6 +164,38 @@ static void test_refused(void **)
 	t_fakes_run(launch_case, NULL);
 }
 
+/* The architecture of the GPU, and the code that its driver takes: machine code, or, negative, PTX. */
+static const struct { const char *arch; int code; } codes[] = {
+	{ "80", 80 }, { "86", 80 }, { "89", 80 }, { "90", 90 }, { "100", 100 }, { "103", 100 }, { "120", -80 },
+};
+
+static void code_case(void *arg)
+{
+	int (*code)(void);
+
+	gather_case(arg);
+	void *lib = dlopen("libcuda.so.1", RTLD_NOW);
+	C_TRUE(lib && (*(void **)&code = dlsym(lib, "fake_cuda_code")));
+	for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+		if (strcmp(codes[i].arch, getenv("FAKE_CUDA_ARCH")) == 0)
+			C_TRUE(code() == codes[i].code);
+}
+
+static const char *const too_old[] = { "", "cuModuleLoadData: no kernel image is available" };
+
+static void test_code(void **)
+{
+	if (t_gpu())
+		skip();
+	for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+		setenv("FAKE_CUDA_ARCH", codes[i].arch, 1);
+		t_fakes_run(code_case, NULL);
+	}
+	setenv("FAKE_CUDA_ARCH", "75", 1);
+	t_fakes_run(refused_case, (void *)too_old);
+	unsetenv("FAKE_CUDA_ARCH");
+}
+
 static void cpu_case(void *)
 {
 	struct device_piece piece = { .bytes = 1 };
@@ -181,7 +215,8 @@ static void test_cpu(void **)
 
 int main(int, char **argv)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(test_gather), cmocka_unit_test(test_refused), cmocka_unit_test(test_cpu) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(test_gather), cmocka_unit_test(test_code), cmocka_unit_test(test_refused),
+					    cmocka_unit_test(test_cpu) };
 
 	t_fakes_use(argv);
 	return cmocka_run_group_tests_name("device_gather", tests, NULL, NULL);

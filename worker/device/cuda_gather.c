@@ -2,7 +2,8 @@
  * small tensors would take as long as some hundred megabytes.
  *
  * The kernel writes page-locked host memory, or reads it, over the bus itself: no room on the GPU is taken for the bytes, and none of them
- * is copied twice. The kernel is PTX, which the driver compiles; where it will not, copies go one by one. */
+ * is copied twice. gather.fatbin has the kernel as machine code for several architectures, so that the driver compiles nothing at the first
+ * copy, and as PTX, which the driver compiles for the others. Where it does not load, copies go one by one. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -11,10 +12,9 @@
 
 __asm__(".section .rodata\n"
 	".balign 16\n"
-	"gather_ptx: .incbin \"worker/device/gather.ptx\"\n"
-	".byte 0\n"
+	"gather_code: .incbin \"worker/device/gather.fatbin\"\n"
 	".previous\n");
-extern const char gather_ptx[];
+extern const char gather_code[];
 
 enum { ROWS_BYTES = DEVICE_GATHER_MAX * sizeof(struct gather_row), BLOCKS_MAX = 4096 };
 
@@ -30,7 +30,7 @@ enum err cuda_host_pointer(struct device *d, void *p, void **out)
 
 static FALLIBLE enum err prepare(struct cuda_gather *g)
 {
-	TRY(cuda_check(cuda.module_load(&g->module, gather_ptx), "cuModuleLoadData"));
+	TRY(cuda_check(cuda.module_load(&g->module, gather_code), "cuModuleLoadData"));
 	TRY(cuda_check(cuda.module_function(&g->kernel, g->module, "dcpd_gather"), "cuModuleGetFunction"));
 	g->rows = mem_alloc((uint64_t)DEVICE_MARKS * ROWS_BYTES);
 	NEED(g->rows, "no memory for the pieces of a kernel");

@@ -1,5 +1,5 @@
-/* gather.cu: the kernel that copies many small pieces. clang makes gather.ptx of it, as CUDA (make ptx). That is part of the source, so
- * that a build needs neither a toolkit nor a clang that knows GPUs; the driver compiles the PTX for its GPU. */
+/* gather.cu: the kernel that copies many small pieces. `make gpu-code` makes gather.ptx and gather.fatbin of it, which are part of the
+ * source: a build needs neither a toolkit nor a clang that knows GPUs. */
 #pragma clang force_cuda_host_device begin
 #include "device/gather.h"
 #pragma clang force_cuda_host_device end
