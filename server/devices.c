@@ -129,6 +129,11 @@ const char *devices_missing(const struct devices *d, const char *backend)
 	return reason ? reason : "the probe did not say why";
 }
 
+bool devices_pending(const struct devices *d)
+{
+	return !d->backends && d->worker;
+}
+
 bool devices_has(const struct devices *d, const char *uuid)
 {
 	const json_t *one;

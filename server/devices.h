@@ -14,6 +14,8 @@ void devices_note(struct devices *d, const json_t *hello);    /* what a probe sa
 FALLIBLE enum err devices_put(const struct devices *d, struct buf *out);
 /* NULL: "cuda" or "nccl" is there; else why not, valid until the loop goes on. */
 const char *devices_missing(const struct devices *d, const char *backend);
+/* The first probe is still under way: what is missing is not known. */
+bool devices_pending(const struct devices *d);
 bool devices_has(const struct devices *d, const char *uuid);     /* a GPU */
 /* Its version as the probe told it, "2.21.5"; NULL: none was told. Valid as long. */
 const char *devices_version(const struct devices *d, const char *backend);

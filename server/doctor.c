@@ -5,8 +5,6 @@
 #include <fcntl.h>
 #include <linux/io_uring.h>
 #include <linux/landlock.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/resource.h>
@@ -14,7 +12,6 @@
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/timex.h>
-#include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -23,7 +20,7 @@
 #include "base/num.h"
 #include "os/fs.h"
 
-enum { SHM_LITTLE = 1 << 30, SHM_RING = 64 << 20, FILES_WANTED = 65536, FILES_LEAST = 256, STORAGE_MS = 5000, TMPFS = 0x01021994,
+enum { SHM_LITTLE = 1 << 30, SHM_RING = 64 << 20, FILES_WANTED = 65536, FILES_LEAST = 256, TMPFS = 0x01021994,
        CAPABILITY_IPC_LOCK = 14, YEAR_2025_S = 1735689600, TEXT = 256, CARDS_MAX = 64 };
 
 const char *const doctor_state_names[] = { "ok", "idle", "warn", "bad" };
@@ -77,7 +74,7 @@ static bool is_there(const struct doctor_host *h, const char *path)
 	return access(full, F_OK) == 0;
 }
 
-static bool in_container(const struct doctor_host *h)
+bool doctor_in_container(const struct doctor_host *h)
 {
 	return is_there(h, "/.dockerenv") || is_there(h, "/run/.containerenv") || getenv("container");
 }
@@ -104,7 +101,8 @@ static double gib(uint64_t bytes)
 
 static const char *larger_shm(const struct doctor_host *h)
 {
-	return in_container(h) ? "docker run --shm-size=64g (Compose: DCPD_SHM_SIZE=64gb in .env; Kubernetes: sizeLimit of the volume shm)"
+	return doctor_in_container(h) ? "docker run --shm-size=64g (Compose: DCPD_SHM_SIZE=64gb in .env; Kubernetes: sizeLimit of the "
+					"volume shm)"
 			       : "mount -o remount,size=80% /dev/shm";
 }
 
@@ -160,7 +158,7 @@ static void look_shm_xattr(const struct doctor_host *h, struct doctor_finding *f
 
 static const char *raised_limit(const struct doctor_host *h, const char *container, const char *unit)
 {
-	return in_container(h) ? container : unit;
+	return doctor_in_container(h) ? container : unit;
 }
 
 /* A process with CAP_IPC_LOCK is not limited. */
@@ -232,7 +230,7 @@ static void look_io_uring(const struct doctor_host *h, struct doctor_finding *f)
 	const char *command = "docker run --security-opt seccomp=FILE, a profile that allows it (deploy/README.md)";
 	if (read_number(h, "/proc/sys/kernel/io_uring_disabled", &off) && off)
 		command = "sysctl -w kernel.io_uring_disabled=0 (in /etc/sysctl.d/ for good)";
-	else if (why == ENOSYS && !in_container(h))
+	else if (why == ENOSYS && !doctor_in_container(h))
 		command = "boot a kernel with CONFIG_IO_URING=y";
 	else if (why == ENOMEM)
 		command = "systemctl edit dcpd: [Service] LimitMEMLOCK=infinity";
@@ -254,7 +252,7 @@ static void look_landlock(const struct doctor_host *h, struct doctor_finding *f)
 	if (why == EOPNOTSUPP)
 		command = "add landlock to lsm= on the kernel's command line (GRUB_CMDLINE_LINUX in /etc/default/grub), update-grub, "
 			"reboot";
-	else if (why == EPERM || why == EACCES || in_container(h))
+	else if (why == EPERM || why == EACCES || doctor_in_container(h))
 		command = "docker run --security-opt seccomp=FILE, a profile that allows it (deploy/README.md)";
 	(void)read_line(h, lsm, "/sys/kernel/security/lsm");
 	doctor_say(f, DOCTOR_WARN, command, "Landlock is refused (%s%s%s): workers are confined to the storages by a mount namespace, "
@@ -322,12 +320,12 @@ static void look_driver(const struct doctor_host *h, struct doctor_finding *f)
 	if (!cards && !loaded)
 		doctor_say(f, DOCTOR_IDLE, "", "no NVIDIA GPU is here: state dicts live in host memory");
 	else if (!loaded)
-		doctor_say(f, DOCTOR_WARN, in_container(h) ? "install the driver on the host: apt install nvidia-driver, reboot"
+		doctor_say(f, DOCTOR_WARN, doctor_in_container(h) ? "install the driver on the host: apt install nvidia-driver, reboot"
 							   : "apt install nvidia-driver firmware-misc-nonfree, reboot (secure boot: "
 								"sign the module)",
 			   "%u NVIDIA GPU%s on the PCI bus, but no driver is loaded", cards, cards == 1 ? "" : "s");
 	else if (!is_there(h, "/dev/nvidiactl"))
-		doctor_say(f, DOCTOR_WARN, in_container(h) ? "docker run --gpus all (Compose: deploy.resources."
+		doctor_say(f, DOCTOR_WARN, doctor_in_container(h) ? "docker run --gpus all (Compose: deploy.resources."
 				"reservations.devices, driver: nvidia)" :
 				"nvidia-modprobe -u -c=0; with systemd: DeviceAllow=char-nvidia* rw, "
 					"PrivateDevices=no",
@@ -345,12 +343,13 @@ static void look_toolkit(const struct doctor_host *h, struct doctor_finding *f)
 	bool driver = is_there(h, "/proc/driver/nvidia/version"), engine = has_program(h, "dockerd") || has_program(h, "podman");
 	const char *wish = getenv("NVIDIA_VISIBLE_DEVICES");
 
-	if (in_container(h) && wish && wish[0] && strcmp(wish, "void") != 0 && strcmp(wish, "none") != 0 && !is_there(h, "/dev/nvidiactl"))
+	if (doctor_in_container(h) && wish && wish[0] && strcmp(wish, "void") != 0 && strcmp(wish, "none") != 0 &&
+	    !is_there(h, "/dev/nvidiactl"))
 		doctor_say(f, DOCTOR_WARN, install, "NVIDIA_VISIBLE_DEVICES asks for GPUs, but none came into the container: its "
 			"runtime is not "
 			   "NVIDIA's");
-	else if (in_container(h) || !driver || !engine)
-		doctor_say(f, DOCTOR_IDLE, "", "%s", in_container(h) ? "asked on the host" : !driver ? "no NVIDIA driver is loaded"
+	else if (doctor_in_container(h) || !driver || !engine)
+		doctor_say(f, DOCTOR_IDLE, "", "%s", doctor_in_container(h) ? "asked on the host" : !driver ? "no NVIDIA driver is loaded"
 												      : "no container engine is here");
 	else if (!has_program(h, "nvidia-ctk") && !has_program(h, "nvidia-container-runtime"))
 		doctor_say(f, DOCTOR_WARN, install, "the NVIDIA container toolkit is not installed: containers get no GPU");
@@ -483,90 +482,4 @@ void doctor_self_test(const struct config *c)
 	}
 	if (lacks[0])
 		log_info("self-test", "lacks", lacks, "advice", "dcpctl doctor", NULL);
-}
-
-/* Of a storage on a file system, in a child: it may be a dead NFS. */
-static void look_storage(const char *name, const char *dir, struct doctor_finding *f)
-{
-	struct sigaction before, plain = { .sa_handler = SIG_DFL };
-	int status = 0;
-	pid_t ended;
-
-	(void)sigaction(SIGCHLD, &plain, &before); /* where it is ignored, as under some parents, no child can be waited for */
-	pid_t child = fork();
-
-	f->name = name;
-	if (child == 0) {
-		int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		_exit(fd < 0 || faccessat(fd, ".", W_OK, AT_EACCESS) != 0 ? 2 : !fs_direct_ok(fd));
-	}
-	int ms = 0;
-	while ((ended = waitpid(child, &status, WNOHANG)) == 0 && ms < STORAGE_MS) {
-		(void)poll(NULL, 0, 10);
-		ms += 10;
-	}
-	(void)sigaction(SIGCHLD, &before, NULL);
-	if (ended == 0) {
-		kill(child, SIGKILL);
-		doctor_say(f, DOCTOR_BAD, "mount | grep nfs (is the server there?)", "%s does not answer", dir);
-		return;
-	}
-	if (ended != child)
-		doctor_say(f, DOCTOR_BAD, "", "%s cannot be looked at: %s", dir, strerror(errno));
-	else if (status == 0)
-		doctor_say(f, DOCTOR_OK, "", "%s can be written to, with O_DIRECT", dir);
-	else if (WIFEXITED(status) && WEXITSTATUS(status) == 1)
-		doctor_say(f, DOCTOR_WARN, "put the storage on ext4 or xfs", "%s has no O_DIRECT: bytes go through the page cache, "
-			"which is "
-			   "slower, and counts as memory", dir);
-	else
-		doctor_say(f, DOCTOR_BAD, "dcpd --check-config (as the service's user) says why", "%s cannot be written to by uid %u", dir,
-			   (unsigned)geteuid());
-}
-
-static void print_finding(const struct doctor_finding *f, FILE *to)
-{
-	fprintf(to, "%-4s  %-17s %s\n", doctor_state_names[f->state], f->name, f->words);
-	if (f->command[0])
-		fprintf(to, "      %-17s -> %s\n", "", f->command);
-}
-
-FALLIBLE enum err doctor_print(const struct config *c, FILE *to, unsigned *bad_out)
-{
-	CLEANUP(buf_free) struct buf json = BUF_INIT(1 << 18);
-	bool as_json = strcmp(c->doctor, "json") == 0;
-	struct doctor_host h = { c, "" };
-	struct doctor_finding f;
-	char name[64];
-	const char *dir;
-	struct str of;
-
-	if (!as_json && strcmp(c->doctor, "text") != 0)
-		return ERR(CONFIG, "doctor: must be text or json, not \"%.50s\"", c->doctor);
-	*bad_out = 0;
-	buf_puts(&json, "{\"findings\":[");
-	for (uint32_t i = 0;; i++) {
-		bool is_row = doctor_look(i, &h, &f);
-		uint32_t storage = i - (uint32_t)(sizeof rows / sizeof *rows);
-		if (!is_row && storage >= c->storage.count)
-			break;
-		if (!is_row) {
-			TRY(config_storage(c->storage.items[storage], &of, &dir));
-			if (dir[0] != '/')
-				continue; /* its workers ask, and it may be away now and then */
-			snprintf(name, sizeof name, "storage %.*s", (int)of.n, of.p);
-			f = (struct doctor_finding){ 0 };
-			look_storage(name, dir, &f);
-		}
-		*bad_out += f.state == DOCTOR_BAD;
-		buf_puts(&json, i ? "," : "");
-		doctor_put(&f, &json);
-		if (!as_json)
-			print_finding(&f, to);
-	}
-	buf_printf(&json, "],\"bad\":%u}\n", *bad_out);
-	TRY(buf_status(&json));
-	if (as_json)
-		fwrite(json.p, 1, json.len, to);
-	return OK;
 }

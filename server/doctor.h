@@ -2,9 +2,9 @@
  *
  * Each row of doctor.c looks at one thing; each answers in microseconds, makes nothing that stays and waits for no storage. The start-up
  * self-test, `dcpd --doctor`, GET /v1/doctor, dcpctl and the page show the same rows; /v1/doctor adds what only a running daemon knows
- * (doctor_report.h). */
+ * (doctor_report.h),
+ * `dcpd --doctor` what a look at storages and drivers tells (doctor_print.h). */
 #pragma once
-#include <stdio.h>
 #include "base/buf.h"
 #include "server/config.h"
 
@@ -33,5 +33,5 @@ void doctor_say(struct doctor_finding *f, enum doctor_state state, const char *c
 void doctor_put(const struct doctor_finding *f, struct buf *out);
 /* One line of the log for each row that is bad, and one for all that warn. */
 void doctor_self_test(const struct config *c);
-/* `dcpd --doctor`: the rows and one for each storage on a file system. *bad_out: rows that are bad. ERR_CONFIG: no such form. */
-FALLIBLE enum err doctor_print(const struct config *c, FILE *to, unsigned *bad_out);
+/* Does this process run in a container? A command of a finding is another one there. */
+bool doctor_in_container(const struct doctor_host *h);

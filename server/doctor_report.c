@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "server/devices.h"
-#include "server/doctor.h"
+#include "server/doctor_drivers.h"
 #include "server/gang.h"
 #include "server/journal.h"
 #include "server/parts.h"
@@ -72,24 +72,15 @@ static void add_storage(struct report *r, const struct storage *st)
 	add(r, &f);
 }
 
-static void add_backends(struct report *r, const struct server *s)
+static void add_drivers(struct report *r, const struct doctor_host *h, const struct devices *d)
 {
-	const char *no_cuda = devices_missing(s->devices, "cuda"), *no_nccl = devices_missing(s->devices, "nccl");
-	const char *version = devices_version(s->devices, "nccl");
-	struct doctor_finding f = { .name = "cuda" };
+	struct doctor_heard heard = { devices_missing(d, "cuda"), devices_missing(d, "nccl"), devices_version(d, "nccl"),
+				      devices_pending(d) };
+	struct doctor_finding f[DOCTOR_DRIVERS];
 
-	doctor_say(&f, no_cuda ? DOCTOR_IDLE : DOCTOR_OK, "", "%s", no_cuda ? no_cuda : "the driver answers");
-	add(r, &f);
-	f.name = "nccl";
-	if (!no_nccl)
-		doctor_say(&f, DOCTOR_OK, "", "NCCL %s", version ? version : "of an unknown version");
-	else if (no_cuda)
-		doctor_say(&f, DOCTOR_IDLE, "", "not needed without a GPU");
-	else
-		doctor_say(&f, DOCTOR_WARN, "apt install libnccl2 (from NVIDIA's repository), and start dcpd again", "%s: GPUs "
-			"exchange bytes "
-			   "through host memory", no_nccl);
-	add(r, &f);
+	doctor_drivers_say(h, &heard, f);
+	for (uint32_t i = 0; i < DOCTOR_DRIVERS; i++)
+		add(r, &f[i]);
 }
 
 FALLIBLE enum err doctor_report(const struct server *s, struct buf *out)
@@ -105,7 +96,7 @@ FALLIBLE enum err doctor_report(const struct server *s, struct buf *out)
 	add_sandbox(&r, s);
 	for (uint32_t i = 0; i < storage_count(s->storages); i++)
 		add_storage(&r, storage_at(s->storages, i));
-	add_backends(&r, s);
+	add_drivers(&r, &h, s->devices);
 	buf_printf(out, "],\"bad\":%u}", r.bad);
 	return buf_status(out);
 }

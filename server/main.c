@@ -16,6 +16,7 @@
 #include "server/service_clock.h"
 #include "server/config.h"
 #include "server/doctor.h"
+#include "server/doctor_print.h"
 #include "server/loop.h"
 #include "server/parts.h"
 #include "server/server.h"

@@ -56,6 +56,7 @@ LAYERS = {"base", "os", "tensor", "spec", "ctl", "plan", "format", "device", "co
 ORDER = {
     "server": """
         service_clock principal trace takeover parts.h errdoc table webhook_address webhook_sign config gang_rendezvous doctor
+        doctor_drivers
         loop
         courier descriptors
         events metrics unread
@@ -113,7 +114,7 @@ ORDER = {
         sweep
         policy_records policy policy_run
         storage_care trash_care state_dict_orphan state_dict_update state_dict_remote
-        gauges doctor_report
+        gauges doctor_report doctor_print
         server
         main""",
     "api": """

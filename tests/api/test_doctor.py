@@ -43,7 +43,7 @@ def with_shm(size):
 def test_a_host_that_lacks_nothing_of_these(tmp_path):
     found = doctor(tmp_path, "--storage", f"main={tmp_path}")
     assert {"shm", "shm_xattr", "memlock", "open_files", "io_uring", "landlock", "clock", "nvidia_driver", "container_toolkit", "numa",
-            "pci", "storage main"} == set(found)
+            "pci", "cuda", "nccl", "storage main"} == set(found)
     for f in found.values():
         assert f["words"] and bool(f["command"]) == (f["state"] in ("warn", "bad")), f
     assert not (tmp_path / "state").exists() and not list(tmp_path.iterdir()), "looking makes nothing that stays"
@@ -131,6 +131,42 @@ def test_driver_and_nccl_of_the_running_daemon(spawn, nccl, state, words):
     lib.wait_for(asked, 20, "the probe's answer")
     lacks(found["cuda"], "ok", "the driver answers", "")
     lacks(found["nccl"], state, words, "libnccl2" if state == "warn" else "")
+
+
+FAKES = str(lib.ROOT / "build/test/fakes")
+
+
+@pytest.mark.parametrize("env, cuda, nccl, words", [
+    ({"LD_LIBRARY_PATH": FAKES}, "ok", "ok", "NCCL 2.28.9"),
+    ({"LD_LIBRARY_PATH": FAKES, "FAKE_NCCL_VERSION": "21304"}, "ok", "warn", "older than 2.14"),
+    ({"LD_LIBRARY_PATH": FAKES, "FAKE_CUDA_INIT": "803"}, "idle", "idle", "not needed without a GPU")])
+def test_driver_and_nccl_without_a_daemon(tmp_path, env, cuda, nccl, words):
+    found = doctor(tmp_path, env=env)
+    assert found["cuda"]["state"] == cuda, found["cuda"]
+    lacks(found["nccl"], nccl, words, "libnccl2" if nccl == "warn" else "")
+
+
+def test_a_driver_in_the_kernel_alone(tmp_path):
+    """The kernel's driver and its device files are there, and libcuda.so.1 is not what it should be: the row says so, and what mends it."""
+    if not can_mount() or not os.path.isdir("/proc/driver"):
+        pytest.skip("no mount namespace to be had here, or no /proc/driver")
+    (tmp_path / "nvidia").mkdir()
+    (tmp_path / "nvidia/version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n")
+    dev = "mount -t tmpfs dev /mnt && cp -a /dev/null /dev/urandom /mnt && mkdir /mnt/shm && mount --bind /dev/shm /mnt/shm && " \
+          "touch /mnt/nvidiactl && mount --rbind /mnt /dev"
+    under = ("unshare", "--mount", "sh", "-c", f"mount --bind {tmp_path} /proc/driver && {dev} && exec \"$@\"", "sh")
+    for fail, mends in (("803", ("reboot", "start the container anew")), ("802", ("fabricmanager", "fabricmanager"))):
+        found = doctor(tmp_path, under=under, env={"LD_LIBRARY_PATH": FAKES, "FAKE_CUDA_INIT": fail})
+        assert found["nvidia_driver"]["state"] == "ok", found["nvidia_driver"]
+        lacks(found["cuda"], "warn", f"error {fail}", "")
+        assert any(m in found["cuda"]["command"] for m in mends), found["cuda"]
+
+
+def test_a_driver_that_crashes_is_a_finding(tmp_path):
+    crash = tmp_path / "crash"
+    crash.touch()
+    found = doctor(tmp_path, env={"LD_LIBRARY_PATH": FAKES, "FAKE_CUDA_CRASH": str(crash)})
+    lacks(found["cuda"], "idle", "the probe failed: it ended in the driver", "")
 
 
 def test_what_the_running_daemon_adds(spawn):

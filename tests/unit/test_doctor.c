@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "lib/t_dir.h"
-#include "server/doctor.h"
+#include "server/doctor_drivers.h"
 
 #define PCI "/sys/bus/pci/devices/0000:3b:00.0/"
 static struct t_dir dir;
@@ -122,6 +122,55 @@ static void test_driver_and_toolkit(void **state)
 	says("nvidia_driver", DOCTOR_OK, "NVIDIA driver a line", "");
 }
 
+/* Of a host whose row nvidia_driver is well, or not. */
+static void drivers_say(const struct doctor_heard *heard, enum doctor_state cuda, const char *words, const char *command)
+{
+	struct doctor_host h = { config, dir.path };
+	struct doctor_finding f[DOCTOR_DRIVERS];
+
+	doctor_drivers_say(&h, heard, f);
+	assert_string_equal(f[0].name, "cuda");
+	assert_string_equal(f[1].name, "nccl");
+	if (f[0].state != cuda || !strstr(f[0].words, words) || !strstr(f[0].command, command) || (!command[0] && f[0].command[0]))
+		fail_msg("%s, \"%s\", \"%s\"; expected %s, \"%s\", \"%s\"", doctor_state_names[f[0].state], f[0].words, f[0].command,
+			 doctor_state_names[cuda], words, command);
+}
+
+/* A reason as worker/device/cuda.c gives it, and what mends it outside of a container and inside. */
+static const char *const no_library[][3] = {
+	{ "libcuda.so.1 was not found: no NVIDIA driver is installed here", "apt install libcuda1", "NVIDIA_DRIVER_CAPABILITIES=compute" },
+	{ "libcuda.so.1 cannot be loaded: invalid ELF header", "--reinstall libcuda1", "--gpus all" },
+	{ "libcuda.so.1 lacks cuDeviceGetUuid_v2: the NVIDIA driver is too old", "release 470", "on the host: apt install nvidia-driver" },
+	{ "the NVIDIA driver shows no GPU to this process", "unset CUDA_VISIBLE_DEVICES", "--gpus all" },
+	{ "cuInit: no CUDA-capable device is detected (CUDA_ERROR_NO_DEVICE, error 100)", "nvidia-smi -L", "nvidia-smi -L" },
+	{ "cuInit: system not yet initialized (CUDA_ERROR_SYSTEM_NOT_READY, error 802)", "nvidia-fabricmanager", "on the host: " },
+	{ "cuInit: mismatch (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, error 803)", "reboot", "start the container anew" },
+	{ "cuInit: forward compatibility (CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE, error 804)", "cuda-compat", "an older CUDA" },
+	{ "cuInit: unknown error (CUDA_ERROR_UNKNOWN, error 999)", "dmesg", "on the host: nvidia-smi" },
+	{ "the probe failed: the worker was ended by signal 11", "dmesg", "on the host: nvidia-smi" },
+};
+
+static void test_a_driver_whose_library_does_not_answer(void **state)
+{
+	const char *idle[] = { "no NVIDIA driver", "not yet known: the probe has not answered" };
+	struct doctor_heard none = { idle[0], idle[0], NULL, false }, pending = { idle[1], idle[1], NULL, true };
+
+	(void)state;
+	drivers_say(&none, DOCTOR_IDLE, idle[0], ""); /* of no concern without the kernel's driver */
+	put("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n");
+	drivers_say(&none, DOCTOR_IDLE, idle[0], ""); /* the row nvidia_driver says what to do first */
+	put("/dev/nvidiactl", "");
+	drivers_say(&pending, DOCTOR_IDLE, idle[1], "");
+	drivers_say(&(struct doctor_heard){ .nccl_version = "2.28.9" }, DOCTOR_OK, "the driver answers", "");
+	for (int inside = 0; inside < 2; inside++) {
+		for (size_t i = 0; i < sizeof no_library / sizeof *no_library; i++) {
+			struct doctor_heard heard = { no_library[i][0], no_library[i][0], NULL, false };
+			drivers_say(&heard, DOCTOR_WARN, no_library[i][0], no_library[i][1 + inside]);
+		}
+		put("/.dockerenv", "");
+	}
+}
+
 static void test_places(void **state)
 {
 	(void)state;
@@ -172,6 +221,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_host_without_a_gpu, begin, end),
 		cmocka_unit_test_setup_teardown(test_driver_and_toolkit, begin, end),
+		cmocka_unit_test_setup_teardown(test_a_driver_whose_library_does_not_answer, begin, end),
 		cmocka_unit_test_setup_teardown(test_places, begin, end),
 		cmocka_unit_test_setup_teardown(test_limits, begin, end),
 		cmocka_unit_test_setup_teardown(test_every_row_has_words_and_a_way_out, begin, end),
