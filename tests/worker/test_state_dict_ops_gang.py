@@ -8,7 +8,7 @@ import struct
 import pytest
 
 import dcpd as lib
-from gang import SANITIZED, Gang, Segments, done, failed
+from gang import SANITIZED, Gang, Segments, Worker, done, failed
 
 BACKENDS = ["shm", "tcp", "nccl"]
 FAKES = {"LD_LIBRARY_PATH": str(pathlib.Path(lib.ROOT) / "build/test/fakes"), "FAKE_CUDA_DEVICES": "2"}
@@ -505,26 +505,70 @@ def gathered(g, s):
     """How often the members of a job met. Once each to compare what they have kept, once more to open a group."""
     world = len(s.fds)
     done(run(g, "gather", s))
-    want = f32(*[r * 1000 + i for r in range(world) for i in range(8 // world * 6)])
-    assert all(im.entries["w"][2] == want for im in images(g.made))
+    assert all(im.entries["w"][2] == whole(s) for im in images(g.made))
     g.made.close()
     return sum(t == "RENDEZVOUS" for _, t in g.seen)
 
 
-def test_a_group_over_nccl_is_kept_until_it_fails_or_another_is_needed():
-    """A gather over four members is three of NCCL's operations: the third job of such a group hangs, and fails at its deadline."""
+def test_a_group_over_nccl_is_kept_until_it_fails():
+    """A gather is three of NCCL's operations: the fourth job of a group hangs, and fails at its deadline."""
     four, two = rows(4), rows(2)
-    with over_gpus(4, FAKE_NCCL_HANG_AFTER="6") as g:
+    with over_gpus(4, FAKE_NCCL_HANG_AFTER="9") as g:
         g.deadline_ms = 2000
         assert [gathered(g, four) for _ in range(2)] == [8, 4]
         assert [gathered(g, two) for _ in range(2)] == [4, 2], "ranks of a smaller group begin at 0"
-        assert gathered(g, four) == 8, "two have kept a group of four, two have not"
-        assert gathered(g, four) == 4
+        assert gathered(g, four) == 4, "a group of another size takes no group's place"
         failed(run(g, "gather", four), "peer_timeout")
         g.made.close()
         assert [gathered(g, four) for _ in range(2)] == [8, 4], "a group that failed is no more"
+        assert gathered(g, two) == 2, "the other one has not failed"
     four.close()
     two.close()
+
+
+def test_few_groups_are_kept():
+    """Four: the one that was not used for the longest makes room for a fifth."""
+    of = {n: rows(n, 2 * n) for n in range(2, 7)}
+    with over_gpus(6, 6) as g:
+        assert [gathered(g, of[n]) for n in range(2, 7)] == [2 * n for n in range(2, 7)]
+        assert [gathered(g, of[n]) for n in (6, 4, 3, 5)] == [6, 4, 3, 5]
+        assert gathered(g, of[2]) == 4 and gathered(g, of[2]) == 2
+        assert gathered(g, of[6]) == 12 and gathered(g, of[3]) == 3
+    for s in of.values():
+        s.close()
+
+
+def test_a_gang_that_lost_a_worker_opens_its_groups_anew():
+    """In a job, and between jobs. The survivors still have groups that the new worker does not know: none of them serves again,
+    however alike their members are. A smaller group has ranks from 0."""
+    three, two, wide = rows(3, 6), rows(2), big(world=3, rows=384)
+    with over_gpus(3, 3) as g:
+        g.deadline_ms = 1500
+
+        def renew():
+            lost = g.workers[1]
+            lost.proc.kill()
+            lost.proc.wait()
+            lost.proc.stderr.close()
+            lost.sock.close()
+            g.workers[1] = Worker({}, index=1, count=3, network=True, device=True, env={**FAKES, "FAKE_CUDA_DEVICES": "3"})
+
+        assert [gathered(g, s) for s in (three, two, three)] == [6, 4, 3]
+        renew()
+        assert [gathered(g, s) for s in (three, two, three, two)] == [6, 4, 3, 2]
+        g.start("gather", {"source": {"state_dict": "s"}, "target": {"state_dict": "t"}, "backend": "nccl"}, {"s": wide})
+        let_meet(g, 3)
+        g.workers[1].proc.kill()
+        for i in (0, 2):
+            while (f := g.workers[i].recv()).type not in ("DONE", "FAILED"):
+                if f.type != "PROGRESS":
+                    g.answer(i, f)
+            assert f.type == "FAILED" and f.body["code"] in ("peer_timeout", "peer_lost"), f.body
+        g.made.close()
+        renew()
+        assert [gathered(g, s) for s in (two, three, two, three)] == [4, 6, 2, 3]
+    for s in (three, two, wide):
+        s.close()
 
 
 @pytest.mark.parametrize("env, members", [({}, 2), ({"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, 4)])

@@ -4,10 +4,18 @@
 #include "base/buf.h"
 #include "session/gpu.h"
 
+enum { KEPT_MAX = 4 };
+
 struct kept_group {
-	struct comm *comm;             /* the NCCL group; NULL: no group is kept */
+	struct comm *comm;             /* the NCCL group; NULL: the entry is free */
 	uint64_t id;                   /* the group's id, the same on all members */
+	uint64_t used;                 /* number of the job that used it last */
 	uint32_t size, deadline_ms;
+};
+
+struct kept_groups {
+	struct kept_group v[KEPT_MAX]; /* at most one of a size: its members are the gang's first ones */
+	uint64_t jobs;                 /* over NCCL, so far */
 	struct group_meeting meeting;  /* how the members meet in the current job */
 };
 
@@ -75,26 +83,45 @@ static FALLIBLE enum err read_spec(const struct job *j, const json_t *doc, uint3
 	return group_secret(doc, out->secret);
 }
 
+static void close_kept(struct kept_group *k)
+{
+	comm_close(k->comm);
+	*k = (struct kept_group){ 0 };
+}
+
+/* Finds the group of this size, or frees an entry for it: that of the group which was not used for the longest. */
+static struct kept_group *entry_of(struct kept_groups *all, uint32_t size)
+{
+	struct kept_group *oldest = &all->v[0];
+
+	for (uint32_t i = 0; i < KEPT_MAX; i++) {
+		if (all->v[i].comm && all->v[i].size == size)
+			return &all->v[i];
+		if (all->v[i].used < oldest->used)
+			oldest = &all->v[i];
+	}
+	close_kept(oldest);
+	return oldest;
+}
+
 /* If one member has no group, or its group has failed, all members open a new one, and those that kept the old one close it. */
-static FALLIBLE enum err agree_on_kept(struct kept_group *k, const struct comm_spec *spec)
+static FALLIBLE enum err agree_on_kept(struct kept_group *k, struct group_meeting *meeting, const struct comm_spec *spec)
 {
 	CLEANUP(mem_free_ptr) unsigned char *all = mem_zalloc(spec->size, COMM_RENDEZVOUS_BYTES);
 	unsigned char mine[COMM_RENDEZVOUS_BYTES] = { 0 };
-	bool is_of_use = k->comm && k->size == spec->size && k->deadline_ms == spec->deadline_ms && comm_check(k->comm) == OK;
+	bool is_of_use = k->comm && k->deadline_ms == spec->deadline_ms && comm_check(k->comm) == OK;
 	struct offer offer = { is_of_use ? k->id : 0 }, other;
 
 	NEED(all, "no memory to bring a group of %u together", spec->size);
 	memcpy(mine, &offer, sizeof offer);
-	TRY(group_meet(&k->meeting, mine, all));
+	TRY(group_meet(meeting, mine, all));
 	bool is_kept = is_of_use;
 	for (uint32_t r = 0; r < spec->size; r++) {
 		memcpy(&other, all + (size_t)r * COMM_RENDEZVOUS_BYTES, sizeof other);
 		is_kept = is_kept && other.id == offer.id;
 	}
-	if (!is_kept) {
-		comm_close(k->comm);
-		k->comm = NULL;
-	}
+	if (!is_kept)
+		close_kept(k);
 	return OK;
 }
 
@@ -110,43 +137,47 @@ enum err group_join(struct job *j, const json_t *doc, uint32_t rank, uint32_t co
 	if (rank >= (uint32_t)members)
 		return OK;
 	TRY(read_spec(j, doc, rank, (uint32_t)members, &spec));
-	if (!w->group)
-		w->group = mem_zalloc(1, sizeof *w->group);
-	NEED(w->group, "no memory for a group");
-	struct kept_group *k = w->group;
-	k->meeting = (struct group_meeting){ .job = j, .size = spec.size, .deadline_ms = spec.deadline_ms };
-	spec.user = &k->meeting;
+	if (!w->groups)
+		w->groups = mem_zalloc(1, sizeof *w->groups);
+	NEED(w->groups, "no memory for a group");
+	struct group_meeting *meeting = &w->groups->meeting;
+	*meeting = (struct group_meeting){ .job = j, .size = spec.size, .deadline_ms = spec.deadline_ms };
+	spec.user = meeting;
 	if (spec.inside != COMM_NCCL)
 		return comm_open(&spec, out);
 	TRY(gpu_open(w));
 	spec.device = w->gpu;
-	TRY(agree_on_kept(k, &spec));
+	struct kept_group *k = entry_of(w->groups, spec.size);
+	TRY(agree_on_kept(k, meeting, &spec));
 	if (!k->comm) {
 		TRY(comm_open(&spec, &k->comm));
 		k->id = spec.group_id;
 		k->size = spec.size;
 		k->deadline_ms = spec.deadline_ms;
 	}
+	k->used = ++w->groups->jobs;
 	*out = k->comm;
 	return OK;
 }
 
 void group_leave(struct worker *w, struct comm *c, bool is_whole)
 {
-	bool may_stay = c == w->group->comm;
+	struct kept_group *kept = NULL;
 
-	w->group->meeting.job = NULL;
-	if (may_stay && is_whole)
-		return;
-	comm_close(c);
-	if (may_stay)
-		w->group->comm = NULL;
+	w->groups->meeting.job = NULL;
+	for (uint32_t i = 0; i < KEPT_MAX; i++)
+		if (w->groups->v[i].comm == c)
+			kept = &w->groups->v[i];
+	if (!kept)
+		comm_close(c);
+	else if (!is_whole)
+		close_kept(kept);
 }
 
 void group_close(struct worker *w)
 {
-	if (w->group)
-		comm_close(w->group->comm);
-	mem_free(w->group);
-	w->group = NULL;
+	for (uint32_t i = 0; w->groups && i < KEPT_MAX; i++)
+		close_kept(&w->groups->v[i]);
+	mem_free(w->groups);
+	w->groups = NULL;
 }

@@ -1,9 +1,10 @@
-/* group.h: the group of a gang's workers for the jobs whose members talk (backend tcp, nccl), and the NCCL group that they keep between
- * jobs: NCCL takes seconds to start, and the GPU's memory that it has is small beside a job's.
+/* group.h: the group of a gang's workers for the jobs whose members talk (backend tcp, nccl), and the NCCL groups that they keep between
+ * jobs: NCCL takes seconds to start, and the GPU's memory that a group has is small beside a job's.
  *
- * Before each job over NCCL its members tell each other which group they have kept. All have the same one, sound and of as many members: it
- * serves again. Else all open a new one, ranks 0 to n - 1, whatever the ranks were before: after a failure, with fewer or more members, in
- * a gang of which a worker is new. A group of TCP is opened for each job. */
+ * A few groups are kept, one of each number of members, so that jobs of different sizes by turns open none anew; the one that was not used
+ * for the longest makes room. Before each job over NCCL its members tell each other which group of that size they have kept. If all have
+ * the same one, and it is sound, it serves again. Else all open a new one, ranks 0 to n - 1, whatever the ranks were before: after a
+ * failure, and in a gang of which a worker is new. A group of TCP is opened for each job. */
 #pragma once
 #include <jansson.h>
 

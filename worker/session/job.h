@@ -21,7 +21,7 @@ struct lookup_cache;
 struct lookup_tree;
 struct stats_cache;
 struct gpu_pin;
-struct kept_group;
+struct kept_groups;
 
 /* State of a worker process, for its whole life. */
 struct worker {
@@ -35,7 +35,7 @@ struct worker {
 	struct seg_leavings leavings;  /* of the jobs that have ended, until that is reported */
 	struct device *gpu;            /* once a job needed it; see gpu.h */
 	struct vec(struct gpu_pin) pins;
-	struct kept_group *group;      /* with the others of the gang; NULL: none was needed yet; see group.h */
+	struct kept_groups *groups;    /* with the others of the gang; NULL: none was needed yet; see group.h */
 	struct plan_cache *plans;      /* NULL: none are kept */
 	struct stats_cache *stats;     /* NULL: no figures of tensors are kept */
 	struct lookup_cache *kept;      /* the same, of a checkpoint between questions */
