@@ -8,6 +8,7 @@
 
 #include "base/jtext.h"
 #include "base/log.h"
+#include "comm/nccl.h"
 #include "ctl/build_id.h"
 #include "query/capabilities.h"
 #include "query/lookup_kept.h"
@@ -264,6 +265,8 @@ static FALLIBLE enum err handle_job(struct worker *w, struct frame *f)
 	else
 		e = gang_run_join(&j, f->fds, f->fd_count);
 	e = report_job(&j, e);
+	if (comm_nccl_stuck())
+		_exit(1); /* the coordinator has the job's end, and starts another gang */
 	job_free(&j);
 	seg_leavings_unmap(&w->leavings);
 	mem_trim(HEAP_KEPT);

@@ -1,6 +1,7 @@
 """Device memory of a trainer as the source of a segment, and its target: over the fake libcuda, whose memory another process can open as it
 can a GPU's. What each call of the driver may answer is tried in tests/unit/test_device_import.c."""
 import base64
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 
 import dcpd as lib
 import fake_gpu
+import host
 import users
 
 FAKES = fake_gpu.FAKE.parent
@@ -289,37 +291,95 @@ def test_what_the_driver_refuses_ends_the_copy_alone(g, trainer, fail, code, sai
 
 
 CALLS = re.findall(r"^\tX\(\w+, (\w+),", (lib.ROOT / "worker/device/cuda_abi.h").read_text(), re.M)
-NO_ERROR = {"cuGetErrorName", "cuGetErrorString", "cuDriverGetVersion", "cuMemcpyDtoDAsync_v2"}  # of the fake; not called for a copy
+NO_ERROR = {"cuGetErrorName", "cuGetErrorString", "cuMemcpyDtoDAsync_v2"}  # of the fake; not called for a copy: tests/unit/test_device.c
 ANSWERS = {"cuInit": ("803", "999")}  # a driver of another version than its kernel module
 ERRORS = ("no_memory", "device_failed", "backend_unavailable", "not_found", "worker_lost")
+OF_LOADS = {"cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuStreamQuery", "cuEventRecord", "cuMemImportFromShareableHandle"}
 
 
-@pytest.mark.parametrize("call", [c for c in CALLS if c not in NO_ERROR])
-@pytest.mark.parametrize("nth", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_each_call_of_the_driver_fails(g, trainer, call, nth):
-    """Out of memory, not supported, a context that is lost: the copy is sound all the same, or fails in words and leaves nothing; the
-    daemon and the next copy know nothing of it. Memory of both kinds, and small pieces enough for a kernel."""
-    daemon, data = g.proc.pid, DATA[:2 * PAGE]
+class Both:
+    """Device memory of both kinds, with the data's pieces by turns: small ones, enough for a kernel, and a large one."""
+
+    SMALL = 2 * PAGE
+
+    def __init__(self, d, trainer, data):
+        self.trainer, self.bytes = trainer, len(data)
+        self.legacy, legacy = trainer.legacy(b"." * 5 + data)
+        self.vmm, fd, n = trainer.vmm(data)
+        self.hand = fake_gpu.Descriptors(d, [fd])
+        self.allocations = [legacy, {"descriptor": 0, "bytes": n}]
+
+    def copy(self, r, **more):
+        pieces = [(r.at + i, 64, 5 + i, 0) if i % 128 else (r.at + i, 64, i, 1) for i in range(0, self.SMALL, 64)]
+        pieces.append((r.at + self.SMALL, self.bytes - self.SMALL, 5 + self.SMALL, 0))
+        if "to_device" not in more:
+            return r.copy(self.allocations, *pieces, descriptors=self.hand.token, **more)
+        table = {"offset": r.table_at, "count": len(pieces)}  # written before the seal
+        body = {"generation": r.generation, "device": fake_gpu.UUID, "allocations": self.allocations, "table": table}
+        return r.d.api.post(f"/v1/state-dicts/{r.name}/ranks/0:copy", {**body, "descriptors": self.hand.token, **more})
+
+    def data(self):
+        at = self.trainer.bytes_at
+        small = b"".join(at(self.legacy + 5 + i if i % 128 else self.vmm + i, 64) for i in range(0, self.SMALL, 64))
+        return small + at(self.legacy + 5 + self.SMALL, self.bytes - self.SMALL)
+
+
+@pytest.mark.parametrize("call, nth, to_device", [
+    pytest.param(call, nth, to_device, marks=pytest.mark.long if nth or (to_device and call not in OF_LOADS) else ())
+    for call in CALLS if call not in NO_ERROR for nth in (0, 1) for to_device in (False, True)])
+def test_each_call_of_the_driver_fails(g, trainer, call, nth, to_device):
+    """Out of memory, not supported, a context that is lost: the copy is sound all the same, or fails in words, which name the call, and
+    leaves nothing; the daemon and the next copy know nothing of it."""
+    daemon, data = g.proc.pid, (DATA * 7)[:19 * PAGE]
+    way = {"to_device": True} if to_device else {}
     for answer in ANSWERS.get(call, ("2", "801", "700:sticky")):
-        end_copiers(g)
-        _, legacy = trainer.legacy(b"." * 5 + data)
-        _, fd, n = trainer.vmm(data)
-        hand = fake_gpu.Descriptors(g, [fd])
         r = Rank(g, data, room=2 * PAGE)
-        pieces = [(r.at + i, 64, 5 + i, 0) if i % 128 else (r.at + i, 64, i, 1) for i in range(0, len(data), 64)]
+        memory = Both(g, trainer, data)
+        if to_device:
+            memory.copy(r).ok(200)
+            g.seal(r.name, 0, 1, r.table_at)
+            memory.hand.close()
+            memory = Both(g, trainer, bytes(len(data)))
+        end_copiers(g)
         g.fail.write_text(f"{call}:{nth}:{answer}")
-        out = r.copy([legacy, {"descriptor": 0, "bytes": n}], *pieces, descriptors=hand.token)
+        out = memory.copy(r, **way)
         g.fail.write_text("")
         if out.status != 200:
-            p = out.problem(*ERRORS)
-            assert len(p["detail"]) > 20, p
-            r.copy([legacy, {"descriptor": 0, "bytes": n}], *pieces, descriptors=hand.token).ok(200)
-        r.sealed_as_it_should_be()
-        hand.close()
+            assert re.sub(r"_v\d$", "", call) in out.problem(*ERRORS)["detail"], out
+            memory.copy(r, **way).ok(200)
+        if to_device:
+            assert memory.data() == data
+        else:
+            r.sealed_as_it_should_be()
+        memory.hand.close()
         r.drop()
     assert g.proc.pid == daemon and g.alive()
     held = lambda: [f for w in copiers(g) for f in lib.fd_targets(w["pid"]) if "fake device memory" in f]  # noqa: E731
     lib.wait_for(lambda: len(held()) <= 1, 10, "the last copy's worker has let go of all but its kernel's table of pieces")
+
+
+@pytest.mark.parametrize("fail, passes, said", [
+    ("cuStreamQuery:0:600", 25, "nothing was copied for 20 s; look at nvidia-smi and dmesg for Xid errors"),
+    ("cuDevicePrimaryCtxRetain:1:hang", 90, "the driver has not answered for too long")])
+def test_a_device_that_does_not_come_on_is_given_up_in_words(spawn, trainer, tmp_path, fail, passes, said):
+    """A copy that is begun and never done is its worker's to find; a call of the driver that does not return the daemon's."""
+    clock = host.Patience(tmp_path / "clock")
+    (tmp_path / "fail").write_text(fail)
+    d = spawn(env={"LD_LIBRARY_PATH": str(FAKES), "FAKE_CUDA_FAIL": f"@{tmp_path}/fail", **clock.env})
+    known(d)
+    r = Rank(d)
+    _, allocation = trainer.legacy(DATA)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answer = pool.submit(r.whole, allocation)
+        lib.wait_for(lambda: [w for w in copiers(d) if w["state"] == "busy"], 10, "the copy's begin")
+        time.sleep(1)  # until the worker waits: a clock that jumps before it does moves its deadline, too
+        assert not answer.done()
+        clock.passes(passes)
+        p = answer.result(60 * lib.PATIENCE).problem("device_failed")
+    assert fake_gpu.UUID in p["detail"] and said in p["detail"], p
+    (tmp_path / "fail").write_text("")
+    r.whole(allocation).ok(200)
+    r.sealed_as_it_should_be()
 
 
 def test_memory_that_cannot_be_pinned_is_copied_all_the_same(g, trainer):

@@ -5,10 +5,12 @@
  *
  *     FAKE_CUDA_INIT=100          cuInit fails with this error
  *     FAKE_CUDA_CRASH=FILE        cuInit ends the process while there is such a file
+ *     FAKE_CUDA_VERSION=11030     the CUDA that the driver is of; default 13.0
  *     FAKE_CUDA_DEVICES=2         how many there are; default 1
  *     FAKE_CUDA_ARCH=80           their architecture, which a kernel's code has to fit; default 90
  *     FAKE_CUDA_MEMORY=1048576    bytes of device memory; default 1 GiB
  *     FAKE_CUDA_FAIL=cuMemHostRegister_v2:2:999     the second call of that name fails with error 999; 0: every call;
+ *                                 "hang" in place of an error never returns;
  *                                 with ":sticky" behind it so does every call after it, as when a device is lost; "@FILE": as FILE says now
  *
  * Memory is in files without a name, so that another process can open it: a legacy handle says where its exporter has it open, and is
@@ -97,6 +99,8 @@ cuda_result fake_injected(const char *symbol)
 	calls++;
 	if (nth && nth != calls)
 		return CUDA_OK;
+	while (strncmp(end, ":hang", 5) == 0)
+		pause();
 	cuda_result r = (cuda_result)strtoul(end + 1, &end, 10);
 	fake_sticky = strncmp(end, ":sticky", 7) == 0 ? r : CUDA_OK;
 	return r;
@@ -160,8 +164,8 @@ cuda_result cuGetErrorString(cuda_result r, const char **out)
 
 cuda_result cuDriverGetVersion(int *out)
 {
-	*out = 13000;
-	return CUDA_OK;
+	*out = (int)fake_number("FAKE_CUDA_VERSION", 13000);
+	return fake_injected(__func__);
 }
 
 cuda_result cuDeviceGetCount(int *out)

@@ -1,6 +1,7 @@
 /* libhost.c: a host with its troubles, for LD_PRELOAD: what a test cannot do to the real one without disturbing others.
  *
  *     FAKE_HOST_CLOCK=FILE        the steps of the wall clock: struct steps below; a test adds to them while programs run
+ *     FAKE_HOST_AHEAD=FILE        the monotonic clock is so many seconds ahead, as if so long had passed: an int64_t, which may change
  *     FAKE_HOST_UNSYNCED=1        the kernel says that nobody keeps the clock
  *     FAKE_HOST_OLD=1             tmpfs as before Linux 6.6: user.* attributes are refused
  *     FAKE_HOST_BUFFERED=1        file systems take O_DIRECT when a file is opened, and refuse the write
@@ -8,7 +9,7 @@
  *                                 stderr, and for ever at one that begins with `hang-`
  *     FAKE_HOST_DISK=FILE         each fsync and each rename takes so many milliseconds longer: an int32_t in the file, which may change
  *
- * Only the wall clock is moved, as settimeofday() would: a file's times are of the wall clock as it was when the kernel set them. */
+ * The wall clock is moved as settimeofday() would: a file's times are of the wall clock as it was when the kernel set them. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -38,6 +39,7 @@ static const struct steps {
 static int old_kernel, buffered;
 static long slow_ms;
 static const volatile int32_t *disk_ms;
+static const volatile int64_t *ahead_s;
 
 static const void *map_file(const char *path, size_t n)
 {
@@ -54,6 +56,7 @@ __attribute__((constructor)) static void begin(void)
 {
 	steps = map_file(getenv("FAKE_HOST_CLOCK"), sizeof *steps);
 	disk_ms = map_file(getenv("FAKE_HOST_DISK"), sizeof *disk_ms);
+	ahead_s = map_file(getenv("FAKE_HOST_AHEAD"), sizeof *ahead_s);
 	old_kernel = getenv("FAKE_HOST_OLD") != NULL;
 	buffered = getenv("FAKE_HOST_BUFFERED") != NULL;
 	slow_ms = getenv("FAKE_HOST_SLOW") ? strtol(getenv("FAKE_HOST_SLOW"), NULL, 10) : 0;
@@ -68,6 +71,8 @@ int clock_gettime(clockid_t which, struct timespec *t)
 	int rc = real(which, t);
 	if (rc == 0 && steps && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE))
 		t->tv_sec += steps->v[steps->count - 1].ahead_s;
+	if (rc == 0 && ahead_s && (which == CLOCK_MONOTONIC || which == CLOCK_MONOTONIC_COARSE))
+		t->tv_sec += *ahead_s;
 	return rc;
 }
 

@@ -8,7 +8,9 @@
  *     FAKE_NCCL_ASYNC_AFTER=3     the operation after the third ends in an asynchronous error
  *     FAKE_NCCL_HANG_AFTER=3      … never ends
  *     FAKE_NCCL_RANK=1            both of these on this rank only
- *     FAKE_NCCL_QUIET=1           a member that aborts is not noticed by the others */
+ *     FAKE_NCCL_QUIET=1           a member that aborts is not noticed by the others
+ *     FAKE_NCCL_ABORT_HANGS=1     ncclCommAbort never returns
+ *     FAKE_NCCL_FAIL=ncclSend:2:3 the second call of that name fails with error 3; 0: every call. Those that return text return none */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -100,14 +102,37 @@ static bool strikes(const struct ncclComm *c, const char *name, int number)
 	return after >= 0 && rank == c->rank && number > after;
 }
 
+/* NCCL_OK, or the error that the environment asks for. */
+static nccl_result injected(const char *symbol)
+{
+	static unsigned long calls;
+	const char *spec = getenv("FAKE_NCCL_FAIL");
+	size_t n = strlen(symbol);
+	char *end;
+
+	if (!spec || strncmp(spec, symbol, n) != 0 || spec[n] != ':')
+		return NCCL_OK;
+	unsigned long nth = strtoul(spec + n + 1, &end, 10);
+	return ++calls == nth || nth == 0 ? (nccl_result)strtoul(end + 1, NULL, 10) : NCCL_OK;
+}
+
+#define BEGIN()                                              \
+	do {                                                 \
+		nccl_result r_ = injected(__func__);         \
+		if (r_ != NCCL_OK)                           \
+			return r_;                           \
+	} while (0)
+
 nccl_result ncclGetVersion(int *out)
 {
+	BEGIN();
 	*out = (int)number_of("FAKE_NCCL_VERSION", 22809);
 	return NCCL_OK;
 }
 
 nccl_result ncclGetUniqueId(ncclUniqueId *out)
 {
+	BEGIN();
 	memset(out, 0, sizeof *out);
 	return getrandom(out->internal, 16, 0) == 16 ? NCCL_OK : SYSTEM_ERROR;
 }
@@ -118,13 +143,15 @@ const char *ncclGetErrorString(nccl_result r)
 					     "invalid argument", "invalid usage", "remote process exited or there was a network error",
 					     "NCCL operation in progress" };
 
+	if (injected(__func__))
+		return NULL;
 	return r < sizeof names / sizeof *names ? names[r] : "unknown result code";
 }
 
 const char *ncclGetLastError(struct ncclComm *c)
 {
 	(void)c;
-	return "fake: as the environment asked";
+	return injected(__func__) ? NULL : "fake: as the environment asked";
 }
 
 /* ---- communicators ---- */
@@ -145,6 +172,7 @@ nccl_result ncclCommInitRankConfig(struct ncclComm **out, int n, ncclUniqueId id
 	nccl_result wrong = (nccl_result)number_of("FAKE_NCCL_INIT", NCCL_OK);
 
 	*out = NULL;
+	BEGIN();
 	if (wrong)
 		return wrong;
 	if (how->magic != (unsigned)NCCL_CONFIG_MAGIC || how->size < 24 || how->blocking)
@@ -168,6 +196,7 @@ nccl_result ncclCommInitRankConfig(struct ncclComm **out, int n, ncclUniqueId id
 
 nccl_result ncclCommGetAsyncError(struct ncclComm *c, nccl_result *out)
 {
+	BEGIN();
 	if (!c->async && atomic_load(&c->m->aborted) && !getenv("FAKE_NCCL_QUIET"))
 		c->async = NCCL_REMOTE_ERROR;
 	*out = c->async ? c->async : atomic_load(&c->m->joined) < (uint32_t)c->n ? NCCL_IN_PROGRESS : NCCL_OK;
@@ -176,13 +205,14 @@ nccl_result ncclCommGetAsyncError(struct ncclComm *c, nccl_result *out)
 
 nccl_result ncclCommFinalize(struct ncclComm *c)
 {
+	BEGIN();
 	atomic_fetch_add(&c->m->left, 1);
 	return NCCL_OK;
 }
 
 static struct ncclComm *_Atomic kept;
 
-nccl_result ncclCommDestroy(struct ncclComm *c)
+static nccl_result end(struct ncclComm *c)
 {
 	shm_unlink(c->name);
 	munmap(c->m, sizeof *c->m);
@@ -192,10 +222,19 @@ nccl_result ncclCommDestroy(struct ncclComm *c)
 	return NCCL_OK;
 }
 
+nccl_result ncclCommDestroy(struct ncclComm *c)
+{
+	BEGIN();
+	return end(c);
+}
+
 nccl_result ncclCommAbort(struct ncclComm *c)
 {
+	BEGIN();
+	while (getenv("FAKE_NCCL_ABORT_HANGS"))
+		pause();
 	atomic_store(&c->m->aborted, 1);
-	return ncclCommDestroy(c);
+	return end(c);
 }
 
 /* ---- work ---- */
@@ -278,6 +317,7 @@ static nccl_result start(struct op *o, struct CUstream_st *s)
 
 nccl_result ncclGroupStart(void)
 {
+	BEGIN();
 	depth++;
 	return NCCL_OK;
 }
@@ -286,9 +326,11 @@ nccl_result ncclGroupEnd(void)
 {
 	struct op *o = grouped;
 
-	if (--depth || !o)
+	if (--depth == 0)
+		grouped = NULL;
+	BEGIN();
+	if (depth || !o)
 		return NCCL_OK;
-	grouped = NULL;
 	return start(o, group_stream);
 }
 
@@ -310,11 +352,13 @@ static nccl_result send_or_recv(bool out, const void *p, size_t n, unsigned type
 
 nccl_result ncclSend(const void *p, size_t n, unsigned type, int peer, struct ncclComm *c, struct CUstream_st *s)
 {
+	BEGIN();
 	return send_or_recv(true, p, n, type, peer, c, s);
 }
 
 nccl_result ncclRecv(void *p, size_t n, unsigned type, int peer, struct ncclComm *c, struct CUstream_st *s)
 {
+	BEGIN();
 	return send_or_recv(false, p, n, type, peer, c, s);
 }
 
@@ -344,6 +388,7 @@ static void put_own(struct op *o)
 
 nccl_result ncclBroadcast(const void *in, void *out, size_t n, unsigned type, int root, struct ncclComm *c, struct CUstream_st *s)
 {
+	BEGIN();
 	size_t bytes = n * width(type);
 	unsigned char *to = device_bytes(out, bytes), *from = c->rank == root ? device_bytes(in, bytes) : to;
 
@@ -364,6 +409,7 @@ nccl_result ncclBroadcast(const void *in, void *out, size_t n, unsigned type, in
 
 nccl_result ncclAllGather(const void *in, void *out, size_t n, unsigned type, struct ncclComm *c, struct CUstream_st *s)
 {
+	BEGIN();
 	size_t bytes = n * width(type);
 	unsigned char *from = device_bytes(in, bytes), *to = device_bytes(out, bytes * (size_t)c->n);
 
@@ -489,16 +535,19 @@ static nccl_result reduction(const void *in, size_t total, void *out, size_t fir
 nccl_result ncclReduce(const void *in, void *out, size_t n, unsigned type, unsigned op, int root, struct ncclComm *c,
 		       struct CUstream_st *s)
 {
+	BEGIN();
 	return reduction(in, n, c->rank == root ? out : NULL, 0, n, type, op, c, s);
 }
 
 nccl_result ncclAllReduce(const void *in, void *out, size_t n, unsigned type, unsigned op, struct ncclComm *c, struct CUstream_st *s)
 {
+	BEGIN();
 	return reduction(in, n, out, 0, n, type, op, c, s);
 }
 
 nccl_result ncclReduceScatter(const void *in, void *out, size_t n, unsigned type, unsigned op, struct ncclComm *c,
 			      struct CUstream_st *s)
 {
+	BEGIN();
 	return reduction(in, n * (size_t)c->n, out, n * (size_t)c->rank, n, type, op, c, s);
 }

@@ -26,6 +26,21 @@ class Disk:
             f.write(struct.pack("=i", ms))
 
 
+class Patience:
+    """Time that a test lets pass, for all programs that run in `env`: their monotonic clock."""
+
+    def __init__(self, file):
+        assert LIBRARY.exists(), "not built (make tools)"
+        self.file, self.seconds = file, 0
+        file.write_bytes(bytes(8))
+        self.env = {"LD_PRELOAD": str(LIBRARY), "FAKE_HOST_AHEAD": str(file)}
+
+    def passes(self, seconds):
+        self.seconds += seconds
+        with open(self.file, "r+b") as f:  # in place: it is mapped
+            f.write(struct.pack("=q", self.seconds))
+
+
 STEPS_MAX = 4096
 STEP = struct.Struct("=qq")
 

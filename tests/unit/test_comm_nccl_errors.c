@@ -2,6 +2,7 @@
  * not there. All members end within the deadline, and where it can be known they agree on the rank. */
 #include "comm/nccl.h"
 
+#include "comm/nccl_abi.h"
 #include "lib/t_nccl.h"
 
 /* ---- errors ---- */
@@ -192,6 +193,195 @@ static void call_fails(void)
 	close_group();
 }
 
+/* ---- each call of NCCL's ---- */
+
+#define X(member, symbol, ...) #symbol,
+static const char *symbols[] = { NCCL_FUNCTIONS(X) };
+#undef X
+
+static enum err collectives(void)
+{
+	const uint64_t uneven[RANKS] = { 3, 5 };
+	const uint32_t both[] = { 0, 1 };
+	struct traffic t = traffic_of(20, 1000, 7);
+	struct comm_exchange x = { t.messages, t.count, pack, unpack, &t };
+	struct comm *sub = NULL;
+	void *p = to_device("0123456789abcdef", 16), *out = to_device("0123456789abcdef0123456789abcdef", 32);
+	enum err e = comm_barrier(me.c);
+
+	e = e ?: comm_broadcast(me.c, p, 16, 0);
+	e = e ?: comm_all_gather_v(me.c, p, uneven, out);
+	e = e ?: comm_reduce(me.c, p, out, 4, DT_FLOAT32, REDUCE_MAX, 1);
+	e = e ?: comm_all_reduce(me.c, p, out, 4, DT_FLOAT32, REDUCE_MAX);
+	e = e ?: comm_reduce_scatter(me.c, p, out, 2, DT_FLOAT32, REDUCE_MAX);
+	e = e ?: comm_exchange(me.c, &x);
+	e = e ?: comm_split(me.c, both, 2, &sub);
+	e = e ?: comm_barrier(sub);
+	comm_close(sub);
+	mem_free(t.messages);
+	return e;
+}
+
+/* A call that fails on member 0, and how often it was made before. tells: the error names it; else it is one of the end, where nobody is
+ * left to be told. */
+static struct call {
+	const char *name;
+	unsigned before;
+	bool tells;
+} calls[] = {
+	{ "ncclGetVersion", 0, true },	      { "ncclGetUniqueId", 0, true },	   { "ncclCommInitRankConfig", 0, true },
+	{ "ncclCommGetAsyncError", 0, true }, { "ncclCommGetAsyncError", 9, true }, { "ncclAllGather", 0, true },
+	{ "ncclAllGather", 3, true },	      { "ncclBroadcast", 0, true },	   { "ncclReduce", 0, true },
+	{ "ncclAllReduce", 0, true },	      { "ncclReduceScatter", 0, true },	   { "ncclGroupStart", 0, true },
+	{ "ncclGroupStart", 1, true },	      { "ncclGroupEnd", 0, true },	   { "ncclGroupEnd", 1, true },
+	{ "ncclSend", 0, true },	      { "ncclSend", 1, true },		   { "ncclRecv", 0, true },
+	{ "ncclRecv", 1, true },	      { "ncclCommInitRankConfig", 1, true }, { "ncclGetUniqueId", 1, true },
+	{ "ncclCommFinalize", 0, false },     { "ncclCommDestroy", 0, false },	   { "ncclCommAbort", 0, false },
+	{ "ncclGetErrorString", 0, false },   { "ncclGetLastError", 0, false },
+}, *call;
+
+static void each_call(void)
+{
+	struct comm_spec spec;
+	char fail[64];
+
+	me.deadline_ms = call->tells ? DEADLINE_MS : PLENTY_MS;
+	snprintf(fail, sizeof fail, "%s:%u:3", call->name, call->before + 1);
+	if (me.rank == 0)
+		setenv("FAKE_NCCL_FAIL", fail, 1);
+	open_device();
+	spec = spec_of();
+	enum err e = comm_open(&spec, &me.c);
+	bool opened = e == OK;
+	e = e ?: collectives();
+	C_TRUE(!call->tells == (e == OK));
+	if (call->tells && me.rank == 0) {
+		C_TEXT(call->name);
+		C_TRUE(e == ERR_DEVICE_FAILED || e == ERR_BACKEND_UNAVAILABLE);
+	}
+	if (opened)
+		comm_close(me.c);
+	unsetenv("FAKE_NCCL_FAIL"); /* and the next group is sound */
+	me.rank = 1 - me.rank;
+	me.deadline_ms = PLENTY_MS;
+	spec = spec_of();
+	if (strcmp(call->name, "ncclGetVersion") == 0)
+		C_ERR(BACKEND_UNAVAILABLE, comm_open(&spec, &me.c)); /* the library is opened once */
+	else
+		C_OK(comm_open(&spec, &me.c));
+	if (strcmp(call->name, "ncclGetVersion") != 0) {
+		C_OK(collectives());
+		comm_close(me.c);
+	}
+	C_TRUE(!comm_nccl_stuck());
+	device_close(me.d);
+}
+
+/* Errors without a text of NCCL's, and an abort that fails. */
+static void each_call_of_an_error(void)
+{
+	struct comm_spec spec;
+	char fail[64];
+
+	snprintf(fail, sizeof fail, "%s:0:3", call->name);
+	setenv("FAKE_NCCL_FAIL", fail, 1);
+	open_group();
+	setenv("FAKE_CUDA_FAIL", "cuMemcpyHtoDAsync_v2:1:700", 1);
+	C_ERR(DEVICE_FAILED, comm_barrier(me.c));
+	C_TEXT("cuMemcpyHtoDAsync");
+	unsetenv("FAKE_CUDA_FAIL");
+	comm_close(me.c);
+	setenv("FAKE_NCCL_INIT", "2", 1);
+	spec = spec_of();
+	C_ERR(DEVICE_FAILED, comm_open(&spec, &me.c));
+	C_TEXT("ncclCommInitRankConfig: ");
+	C_TEXT("(NCCL error 2): ");
+	device_close(me.d);
+}
+
+static void test_each_call(void **state)
+{
+	(void)state;
+	if (t_gpu())
+		skip();
+	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+		call = &calls[i];
+		run(each_call, 2);
+		if (!call->tells)
+			run(each_call_of_an_error, 1);
+	}
+	for (call = calls; call < calls + sizeof calls / sizeof *calls; call++) /* none of the interface is left out */
+		for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++)
+			if (symbols[i] && strcmp(symbols[i], call->name) == 0)
+				symbols[i] = NULL;
+	for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++)
+		if (symbols[i])
+			fail_msg("%s is not tried", symbols[i]);
+}
+
+/* NCCL may wait in an abort for what never comes. The member goes on without it, and no group is opened beside it. */
+static void abort_hangs(void)
+{
+	struct comm_spec spec;
+
+	setenv("FAKE_NCCL_HANG_AFTER", "1", 1);
+	setenv("FAKE_NCCL_ABORT_HANGS", "1", 1);
+	me.deadline_ms = DEADLINE_MS;
+	open_group();
+	C_OK(comm_barrier(me.c));
+	C_TRUE(!comm_nccl_stuck());
+	uint64_t start = now_ms();
+	C_ERR(PEER_TIMEOUT, comm_barrier(me.c));
+	C_TRUE(comm_nccl_stuck());
+	comm_close(me.c);
+	C_TRUE(now_ms() - start < PLENTY_MS / 2);
+	me.meets = 1;
+	spec = spec_of();
+	C_ERR(DEVICE_FAILED, comm_open(&spec, &me.c));
+	C_TEXT("has not ended");
+}
+
+static void test_abort_hangs(void **state)
+{
+	(void)state;
+	if (t_gpu())
+		skip();
+	run(abort_hangs, 2);
+}
+
+/* Rank 1 of four dies. The others, renumbered, are a group of three that is sound. */
+static void renumbered(void)
+{
+	unsigned char all[3 * 100];
+
+	me.deadline_ms = DEADLINE_MS;
+	open_group();
+	C_OK(comm_barrier(me.c));
+	if (me.rank == 1) {
+		atomic_fetch_add(&shared->passed, 1);
+		_exit(0);
+	}
+	enum err e = comm_barrier(me.c);
+	C_TRUE(e == ERR_PEER_TIMEOUT || e == ERR_PEER_LOST);
+	comm_close(me.c);
+	me.rank -= me.rank > 1;
+	me.size = 3;
+	me.deadline_ms = PLENTY_MS;
+	struct comm_spec spec = spec_of();
+	C_OK(comm_open(&spec, &me.c));
+	C_TRUE(comm_size(me.c) == 3 && comm_rank(me.c) == me.rank);
+	unsigned char *mine = bytes_of(me.rank, 100);
+	void *in = to_device(mine, 100), *out = to_device(all, sizeof all);
+	C_OK(comm_all_gather(me.c, in, 100, out));
+	from_device(all, out, sizeof all);
+	for (uint32_t r = 0; r < 3; r++)
+		check_part(all + r * 100, r, 100);
+	device_free(me.d, in);
+	device_free(me.d, out);
+	mem_free(mine);
+	close_group();
+}
+
 static void test_errors(void **state)
 {
 	(void)state;
@@ -210,6 +400,7 @@ static void test_errors(void **state)
 	run(idle, 3);
 	run(device_lost, 3);
 	run(call_fails, 1);
+	run(renumbered, 4);
 }
 
 /* ---- opening ---- */
@@ -358,7 +549,10 @@ static void test_libraries(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(test_errors), cmocka_unit_test(test_open), cmocka_unit_test(test_libraries) };
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_errors), cmocka_unit_test(test_each_call), cmocka_unit_test(test_abort_hangs),
+		cmocka_unit_test(test_open), cmocka_unit_test(test_libraries),
+	};
 
 	if (argc == 3 && argv[1][0] == '-') {
 		int version;

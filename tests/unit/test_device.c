@@ -256,6 +256,8 @@ static void test_reasons(void **state)
 		{ "FAKE_CUDA_INIT", "100", "cuInit: no CUDA-capable device is detected (CUDA_ERROR_NO_DEVICE, error 100)" },
 		{ "FAKE_CUDA_INIT", "804", "cuInit: the driver has no text for it (unknown error, error 804)" },
 		{ "FAKE_CUDA_DEVICES", "0", "the NVIDIA driver shows no GPU to this process" },
+		{ "FAKE_CUDA_FAIL", "cuDriverGetVersion:1:3", "cuDriverGetVersion: initialization error (CUDA_ERROR_NOT_INITIAL" },
+		{ "FAKE_CUDA_VERSION", "11030", "the NVIDIA driver is too old: it is of CUDA 11.3, and 11.4 or newer is needed" },
 		{ "FAKE_CUDA_FAIL", "cuDeviceGetCount:1:3", "cuDeviceGetCount: initialization error (CUDA_ERROR_NOT_INITIAL" },
 	};
 
@@ -335,6 +337,12 @@ static void copy_fails(void *arg)
 	setenv("FAKE_CUDA_FAIL", "cuMemcpyHtoDAsync_v2:1:700", 1);
 	C_ERR(DEVICE_FAILED, device_copy(d, at, host, sizeof host, DEVICE_PUT));
 	C_TEXT("cuMemcpyHtoDAsync: ");
+	setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync_v2:1:700", 1);
+	C_ERR(DEVICE_FAILED, device_copy(d, host, at, sizeof host, DEVICE_GET));
+	C_TEXT("cuMemcpyDtoHAsync: ");
+	setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoDAsync_v2:1:700", 1);
+	C_ERR(DEVICE_FAILED, device_copy(d, at, at, sizeof host, DEVICE_MOVE));
+	C_TEXT("cuMemcpyDtoDAsync: ");
 	setenv("FAKE_CUDA_FAIL", "cuStreamQuery:1:700", 1);
 	C_ERR(DEVICE_FAILED, device_wait(d, WAIT_MS));
 	C_TEXT("cuStreamQuery: ");

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 import dcpd as lib
-from gang import SANITIZED, Gang, Segments, Worker, done, failed
+from gang import SANITIZED, Closed, Gang, Segments, Worker, done, failed
 
 BACKENDS = ["shm", "tcp", "nccl"]
 FAKES = {"LD_LIBRARY_PATH": str(pathlib.Path(lib.ROOT) / "build/test/fakes"), "FAKE_CUDA_DEVICES": "2"}
@@ -449,11 +449,11 @@ def let_meet(g, times):
             times -= f.type == "RENDEZVOUS"
 
 
-def end_of_first(g):
-    """The end that the first worker tells, whatever becomes of the others."""
-    while (f := g.workers[0].recv()).type not in ("DONE", "FAILED"):
+def end_of(g, worker):
+    """The end that a worker tells, whatever becomes of the others."""
+    while (f := worker.recv()).type not in ("DONE", "FAILED"):
         if f.type != "PROGRESS":
-            g.answer(0, f)
+            g.answer(g.workers.index(worker), f)
     return f
 
 
@@ -464,7 +464,7 @@ def test_a_member_lost_while_bytes_are_on_their_way(pair, harm):
     pair.start("gather", {"source": {"state_dict": "s"}, "target": {"state_dict": "t"}, "backend": "tcp"}, {"s": s})
     let_meet(pair, 2)
     os.kill(pair.workers[1].proc.pid, harm)
-    f = end_of_first(pair)
+    f = end_of(pair, pair.workers[0])
     assert f.type == "FAILED" and f.body["code"] in ("peer_timeout", "peer_lost") and f.body["rank"] == 1, f.body
     pair.made.close()
     s.close()
@@ -560,9 +560,7 @@ def test_a_gang_that_lost_a_worker_opens_its_groups_anew():
         let_meet(g, 3)
         g.workers[1].proc.kill()
         for i in (0, 2):
-            while (f := g.workers[i].recv()).type not in ("DONE", "FAILED"):
-                if f.type != "PROGRESS":
-                    g.answer(i, f)
+            f = end_of(g, g.workers[i])
             assert f.type == "FAILED" and f.body["code"] in ("peer_timeout", "peer_lost"), f.body
         g.made.close()
         renew()
@@ -588,13 +586,31 @@ def test_a_member_that_dies_over_nccl():
     g.start("gather", {"source": {"state_dict": "s"}, "target": {"state_dict": "t"}, "backend": "nccl"}, {"s": s})
     let_meet(g, 4)
     g.workers[1].proc.kill()
-    f = end_of_first(g)
+    f = end_of(g, g.workers[0])
     assert f.type == "FAILED" and f.body["code"] in ("peer_timeout", "peer_lost"), f.body
     rc, log = g.workers[0].close()
     assert rc == 0, log
     g.workers[1].proc.wait()
     g.workers[1].proc.stderr.close()
     g.workers[1].sock.close()
+    g.made.close()
+    s.close()
+
+
+@pytest.mark.long
+def test_an_abort_that_never_returns_ends_the_worker_after_the_job():
+    """NCCL may wait in it for ever. The job's end is told first; a gang of new workers has no such communicator."""
+    g, s = over_gpus(2, 2, FAKE_NCCL_HANG_AFTER="1", FAKE_NCCL_ABORT_HANGS="1"), rows(2)
+    g.deadline_ms = 1000
+    g.start("gather", {"source": {"state_dict": "s"}, "target": {"state_dict": "t"}, "backend": "nccl"}, {"s": s})
+    let_meet(g, 4)
+    for w in g.workers:
+        assert end_of(g, w).body["code"] == "peer_timeout"
+        with pytest.raises(Closed) as e:
+            w.recv(30)
+        assert e.value.rc == 1 and "ncclCommAbort has not returned" in str(e.value)
+        w.proc.stderr.close()
+        w.sock.close()
     g.made.close()
     s.close()
 

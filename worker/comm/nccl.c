@@ -6,16 +6,19 @@
 #include "comm/nccl.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "comm/nccl_impl.h"
 
-enum { SPINS = 200, NAP_NS = 20000, LAST_WORD_MS = 200, REASON_MS = 100, LEAVE_MS = 1000 };
+enum { SPINS = 200, NAP_NS = 20000, LAST_WORD_MS = 200, REASON_MS = 100, LEAVE_MS = 1000, END_MS = 5000 };
 
 _Static_assert(sizeof(struct nccl_word) == 256, "words are sent as they are");
 
@@ -44,7 +47,10 @@ static FALLIBLE enum err load(void)
 		return ERR(BACKEND_UNAVAILABLE, "libnccl.so.2 lacks " #symbol ": it is older than 2.14");
 	NCCL_FUNCTIONS(X)
 #undef X
-	if (api.get_version(&library.version) != NCCL_OK || library.version < NCCL_OLDEST)
+	nccl_result r = api.get_version(&library.version);
+	if (r != NCCL_OK)
+		return ERR(BACKEND_UNAVAILABLE, "libnccl.so.2: ncclGetVersion: NCCL error %u", r);
+	if (library.version < NCCL_OLDEST)
 		return ERR(BACKEND_UNAVAILABLE, "libnccl.so.2 is of version %d: older than 2.14", library.version);
 	if (library.version >= NCCL_NEXT_MAJOR)
 		return ERR(BACKEND_UNAVAILABLE, "libnccl.so.2 is of version %d: another major version than NCCL 2, whose interface is "
@@ -76,10 +82,9 @@ bool comm_nccl_shares_gpus(void)
 
 static enum err failed(struct comm *c, nccl_result r, const char *call)
 {
-	const char *last = api.last_error(nccl_of(c)->comm);
-	const char *text = api.error_string(r);
+	const char *last = api.last_error(nccl_of(c)->comm) ?: "no more is said";
+	const char *text = api.error_string(r) ?: "NCCL has no text for it";
 
-	last = last ? last : "";
 	if (r == NCCL_REMOTE_ERROR)
 		return ERR(PEER_LOST, "%s: %s: %.300s", call, text, last);
 	return ERR(DEVICE_FAILED, "%s: %s (NCCL error %u): %.300s", call, text, r, last);
@@ -118,11 +123,21 @@ static FALLIBLE enum err lost(struct comm *c, nccl_result r, const char *call)
 	return failed(c, r, call);
 }
 
+/* The state of the group's calls so far. If NCCL does not tell it, *call becomes the question itself. */
+static nccl_result state_of(const struct nccl *g, const char **call)
+{
+	nccl_result state = NCCL_OK, asked = api.async_error(g->comm, &state);
+
+	if (asked == NCCL_OK)
+		return state;
+	*call = "ncclCommGetAsyncError";
+	return asked;
+}
+
 enum err comm_nccl_called(struct comm *c, nccl_result r, const char *call)
 {
 	for (uint32_t turn = 0; r == NCCL_IN_PROGRESS; turn++) {
-		if (api.async_error(nccl_of(c)->comm, &r) != NCCL_OK)
-			return failed(c, r, "ncclCommGetAsyncError");
+		r = state_of(nccl_of(c), &call);
 		if (r != NCCL_IN_PROGRESS)
 			break;
 		TRY(check_deadline(c, call));
@@ -131,19 +146,40 @@ enum err comm_nccl_called(struct comm *c, nccl_result r, const char *call)
 	return r == NCCL_OK ? OK : lost(c, r, call);
 }
 
+void comm_nccl_group_begin(struct nccl_group *p)
+{
+	*p = (struct nccl_group){ .r = api.group_start(), .call = "ncclGroupStart" };
+	p->begun = comm_nccl_taken(p->r);
+}
+
+void comm_nccl_group_add(struct nccl_group *p, nccl_result r, const char *call)
+{
+	if (comm_nccl_taken(p->r))
+		*p = (struct nccl_group){ r, call, p->begun };
+}
+
+enum err comm_nccl_group_end(struct comm *c, struct nccl_group *p)
+{
+	nccl_result end = p->begun ? api.group_end() : NCCL_OK; /* also after an error: calls of this thread are held back until then */
+
+	comm_nccl_group_add(p, end, "ncclGroupEnd");
+	return comm_nccl_called(c, p->r, p->call);
+}
+
 enum err comm_nccl_wait(struct comm *c, int mark)
 {
 	struct nccl *g = nccl_of(c);
 	bool done = false;
 
 	for (uint32_t turn = 0;; turn++) {
-		nccl_result r = NCCL_OK;
+		const char *call = "a collective";
 		TRY(mark < 0 ? device_done(g->device, &done) : device_mark_done(g->device, (uint32_t)mark, &done));
 		if (done)
 			break;
-		if (api.async_error(g->comm, &r) != NCCL_OK || (r != NCCL_OK && r != NCCL_IN_PROGRESS))
-			return lost(c, r, "a collective");
-		TRY(check_deadline(c, "a collective"));
+		nccl_result r = state_of(g, &call);
+		if (!comm_nccl_taken(r))
+			return lost(c, r, call);
+		TRY(check_deadline(c, call));
 		pause_a_little(turn);
 	}
 	g->busy = g->busy && mark >= 0;
@@ -251,7 +287,7 @@ static void *new_words(struct nccl *g, uint32_t size)
 
 static void free_group(struct nccl *g)
 {
-	if (!g)
+	if (!g || g->is_stuck)
 		return;
 	comm_nccl_free_slots(g);
 	if (g->words_pinned && device_unpin(g->device, g->words) != OK)
@@ -280,18 +316,75 @@ static FALLIBLE enum err join(struct comm *c, const ncclUniqueId *id)
 
 	TRY(device_enter(g->device));
 	nccl_result r = api.init(&g->comm, (int)c->size, *id, (int)c->rank, &how);
-	if (r != NCCL_OK && r != NCCL_IN_PROGRESS)
+	if (!comm_nccl_taken(r))
 		return failed(c, r, "ncclCommInitRankConfig");
 	return comm_nccl_called(c, r, "ncclCommInitRankConfig");
 }
 
+/* A call that ends a communicator, on a thread of its own: NCCL waits in it for its own threads and the driver, without a deadline. */
+struct ending {
+	nccl_result (*call)(struct ncclComm *comm);
+	struct ncclComm *comm;
+	_Atomic bool done;
+	_Atomic int users;             /* the thread, and who waits for it: the last one frees it */
+};
+
+static void release(struct ending *e)
+{
+	if (atomic_fetch_sub(&e->users, 1) == 1)
+		mem_free(e);
+}
+
+static void *run_ending(void *arg)
+{
+	struct ending *e = arg;
+
+	(void)e->call(e->comm); /* there is nothing left to be told */
+	atomic_store(&e->done, true);
+	release(e);
+	return NULL;
+}
+
+static bool is_stuck;
+
+bool comm_nccl_stuck(void)
+{
+	return is_stuck;
+}
+
+/* Ends the group's communicator. After END_MS it is left to the process's end, with all memory that NCCL may still use. */
+static void end_comm(struct nccl *g, nccl_result (*call)(struct ncclComm *comm), const char *name)
+{
+	struct ending *e = mem_zalloc(1, sizeof *e);
+	uint64_t end = comm_now_ns() + (uint64_t)END_MS * 1000000;
+	pthread_t thread;
+
+	if (e)
+		*e = (struct ending){ .call = call, .comm = g->comm, .users = 2 };
+	if (!e || pthread_create(&thread, NULL, run_ending, e) != 0) {
+		mem_free(e);
+		(void)call(g->comm);
+		g->comm = NULL;
+		return;
+	}
+	pthread_detach(thread);
+	g->comm = NULL;
+	for (uint32_t turn = 0; !atomic_load(&e->done) && comm_now_ns() < end; turn++)
+		pause_a_little(turn);
+	g->is_stuck = !atomic_load(&e->done);
+	is_stuck = is_stuck || g->is_stuck;
+	if (g->is_stuck) {
+		err_record(ERR_TIMED_OUT, 0, ERR_PLACE, "%s has not returned for %d s", name, END_MS / 1000);
+		log_err("a group over NCCL does not end: this process will", NULL);
+	}
+	release(e);
+}
+
 static void abort_one(struct nccl *g)
 {
-	struct ncclComm *comm = g->comm;
-
+	if (g->comm && device_enter(g->device) == OK)
+		end_comm(g, api.abort, "ncclCommAbort");
 	g->comm = NULL;
-	if (comm && device_enter(g->device) == OK)
-		(void)api.abort(comm); /* there is nothing left to be told */
 	if (g->busy && device_wait(g->device, LEAVE_MS) == OK)
 		g->busy = false;
 }
@@ -308,19 +401,26 @@ static void drop(struct comm *c)
 	err_restore(&info);
 }
 
+static FALLIBLE enum err new_id(struct comm *c, ncclUniqueId *out)
+{
+	nccl_result r = api.get_id(out);
+
+	return r == NCCL_OK ? OK : failed(c, r, "ncclGetUniqueId");
+}
+
 static FALLIBLE enum err prepare(struct comm *c, const struct comm_spec *spec, struct introduction *mine)
 {
 	struct device_info info;
 
 	TRY(comm_nccl_available(NULL));
+	if (is_stuck)
+		return ERR(DEVICE_FAILED, "a group over NCCL of this process has not ended: it opens no other");
 	if (!spec->device || device_is_cpu(spec->device))
 		return ERR(BACKEND_UNAVAILABLE, "an NCCL group needs a GPU, and this member has none");
 	TRY(new_group(c, spec->device));
 	TRY(device_cuda_info((uint32_t)device_index(spec->device), &info));
 	memcpy(mine->gpu, info.uuid, sizeof mine->gpu);
-	if (c->rank == 0 && api.get_id(&mine->id) != NCCL_OK)
-		return ERR(DEVICE_FAILED, "ncclGetUniqueId: %.300s", api.last_error(NULL));
-	return OK;
+	return c->rank == 0 ? new_id(c, &mine->id) : OK;
 }
 
 static void read_introduction(const unsigned char *all, uint32_t r, struct introduction *out)
@@ -400,19 +500,17 @@ static FALLIBLE enum err send_id(struct comm *parent, const uint32_t *ranks, uin
 	struct nccl *g = nccl_of(parent);
 	struct CUstream_st *s = comm_nccl_stream(parent);
 	size_t n = sizeof *word;
-	nccl_result r = NCCL_OK;
+	struct nccl_group p;
 
 	parent->deadline_ns = sub->deadline_ns;
 	g->busy = true;
 	TRY(device_copy(g->device, g->device_words, word, n, DEVICE_PUT));
-	if (api.group_start() != NCCL_OK)
-		return ERR(DEVICE_FAILED, "ncclGroupStart failed");
-	for (uint32_t i = 1; sub->rank == 0 && i < count && r == NCCL_OK; i++)
-		r = api.send(g->device_words, n, NCCL_UINT8, (int)ranks[i], g->comm, s);
-	if (sub->rank != 0)
-		r = api.recv(g->device_words, n, NCCL_UINT8, (int)ranks[0], g->comm, s);
-	nccl_result end = api.group_end();
-	TRY(comm_nccl_called(parent, r == NCCL_OK || r == NCCL_IN_PROGRESS ? end : r, "ncclGroupEnd"));
+	comm_nccl_group_begin(&p);
+	for (uint32_t i = 1; sub->rank == 0 && i < count && comm_nccl_taken(p.r); i++)
+		comm_nccl_group_add(&p, api.send(g->device_words, n, NCCL_UINT8, (int)ranks[i], g->comm, s), "ncclSend");
+	if (sub->rank != 0 && comm_nccl_taken(p.r))
+		comm_nccl_group_add(&p, api.recv(g->device_words, n, NCCL_UINT8, (int)ranks[0], g->comm, s), "ncclRecv");
+	TRY(comm_nccl_group_end(parent, &p));
 	TRY(device_copy(g->device, word, g->device_words, n, DEVICE_GET));
 	return comm_nccl_wait(parent, NCCL_WAIT_ALL);
 }
@@ -424,14 +522,17 @@ static FALLIBLE enum err make_subgroup(struct comm *parent, const uint32_t *rank
 
 	_Static_assert(sizeof word.text >= sizeof id, "an id fits a word");
 	TRY(new_group(sub, nccl_of(parent)->device));
-	if (sub->rank == 0 && api.get_id(&id) != NCCL_OK)
-		word.code = ERR(DEVICE_FAILED, "ncclGetUniqueId: %.300s", api.last_error(NULL));
+	enum err e = sub->rank == 0 ? new_id(sub, &id) : OK;
+	struct err_info why = *err_last();
+	word.code = e;
 	memcpy(word.text, &id, sizeof id);
 	TRY(device_enter(nccl_of(parent)->device));
 	if (count > 1)
 		TRY(send_id(parent, ranks, count, sub, &word));
+	if (e)
+		err_restore(&why);
 	if (word.code)
-		return ERR(DEVICE_FAILED, "the first member of the subgroup has no id for it");
+		return e ?: ERR(DEVICE_FAILED, "the first member of the subgroup has no id for it");
 	if (!comm_call_same(&word.call, &sub->call))
 		return comm_mismatch(sub, 0, &word.call);
 	memcpy(&id, word.text, sizeof id);
@@ -474,9 +575,7 @@ static void leave(struct nccl *g)
 		abort_one(g);
 		return;
 	}
-	struct ncclComm *comm = g->comm;
-	g->comm = NULL;
-	(void)api.destroy(comm);
+	end_comm(g, api.destroy, "ncclCommDestroy");
 }
 
 static void nccl_close(struct comm *c)
@@ -517,13 +616,12 @@ static void nccl_abort(struct comm *c, struct err_info *f)
 
 static enum err nccl_poll(struct comm *c)
 {
-	nccl_result r = NCCL_OK;
+	const char *call = "between collectives";
 
 	if (!nccl_of(c)->comm)
 		return ERR(PEER_LOST, "the NCCL group was aborted");
-	if (api.async_error(nccl_of(c)->comm, &r) != NCCL_OK || (r != NCCL_OK && r != NCCL_IN_PROGRESS))
-		return failed(c, r, "between collectives");
-	return OK;
+	nccl_result r = state_of(nccl_of(c), &call);
+	return comm_nccl_taken(r) ? OK : failed(c, r, call);
 }
 
 const struct comm_ops *comm_nccl_host_ops(void)

@@ -17,3 +17,6 @@ FALLIBLE enum err comm_nccl_available(int *version_out);   /* 22809 is 2.28.9; m
 /* Whether the environment asks NCCL to take several members on one GPU (NCCL_MULTI_RANK_GPU_ENABLE=1, of NCCL 2.30). Else such a group is
  * refused with ERR_BACKEND_UNAVAILABLE, which names two members and their GPU. */
 bool comm_nccl_shares_gpus(void);
+/* A communicator of this process could not be ended within seconds: NCCL's call has not returned. No other is opened, and the process
+ * should end, by _exit: the driver's own end would wait for the same. */
+bool comm_nccl_stuck(void);

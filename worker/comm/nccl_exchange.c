@@ -187,22 +187,20 @@ static FALLIBLE enum err post(struct run *r, const struct nccl_slot *s)
 {
 	struct comm *c = r->c;
 	struct nccl *g = nccl_of(c);
-	nccl_result x = NCCL_OK;
+	struct nccl_group group;
 
-	if (comm_nccl_api->group_start() != NCCL_OK)
-		return ERR(DEVICE_FAILED, "ncclGroupStart failed");
-	for (uint32_t p = 0; p < c->size && (x == NCCL_OK || x == NCCL_IN_PROGRESS); p++) {
+	comm_nccl_group_begin(&group);
+	for (uint32_t p = 0; p < c->size && comm_nccl_taken(group.r); p++) {
 		if (r->out_bytes[p])
-			x = comm_nccl_api->send((char *)s->device_out + r->out_at[p], r->out_bytes[p], NCCL_UINT8, (int)p, g->comm,
-						comm_nccl_stream(c));
-		if ((x == NCCL_OK || x == NCCL_IN_PROGRESS) && r->in_bytes[p])
-			x = comm_nccl_api->recv((char *)s->device_in + r->in_at[p], r->in_bytes[p], NCCL_UINT8, (int)p, g->comm,
-						comm_nccl_stream(c));
+			comm_nccl_group_add(&group, comm_nccl_api->send((char *)s->device_out + r->out_at[p], r->out_bytes[p], NCCL_UINT8,
+									(int)p, g->comm, comm_nccl_stream(c)), "ncclSend");
+		if (comm_nccl_taken(group.r) && r->in_bytes[p])
+			comm_nccl_group_add(&group, comm_nccl_api->recv((char *)s->device_in + r->in_at[p], r->in_bytes[p], NCCL_UINT8,
+									(int)p, g->comm, comm_nccl_stream(c)), "ncclRecv");
 		c->root->counts.sent_bytes += r->out_bytes[p];
 		c->root->counts.received_bytes += r->in_bytes[p];
 	}
-	nccl_result end = comm_nccl_api->group_end();
-	return comm_nccl_called(c, x == NCCL_OK || x == NCCL_IN_PROGRESS ? end : x, "a group of sends and receives");
+	return comm_nccl_group_end(c, &group);
 }
 
 /* Packs a round and begins it. */

@@ -30,6 +30,7 @@ struct nccl {
 	bool slots_made, pinned, words_pinned;
 	bool busy;                     /* something of ours is on the stream */
 	bool agreed;                   /* all members know of the error */
+	bool is_stuck;                 /* its communicator does not end: its memory stays */
 	uint32_t size;
 };
 
@@ -47,6 +48,22 @@ static inline struct nccl *nccl_of(const struct comm *c)
 
 /* Of one call outside of a group of calls, or of ncclGroupEnd: an error, or waits until NCCL has taken the call. */
 FALLIBLE enum err comm_nccl_called(struct comm *c, nccl_result r, const char *call);
+/* NCCL has taken a call, or is about to. */
+static inline bool comm_nccl_taken(nccl_result r)
+{
+	return r == NCCL_OK || r == NCCL_IN_PROGRESS;
+}
+
+/* Calls that NCCL takes as one. The first error counts, with its call. */
+struct nccl_group {
+	nccl_result r;
+	const char *call;
+	bool begun;
+};
+void comm_nccl_group_begin(struct nccl_group *p);
+void comm_nccl_group_add(struct nccl_group *p, nccl_result r, const char *call);
+FALLIBLE enum err comm_nccl_group_end(struct comm *c, struct nccl_group *p);
+
 /* Until a mark, or all, of what is on the stream is done. */
 FALLIBLE enum err comm_nccl_wait(struct comm *c, int mark);
 /* All members call the same, and none has an error: `status` is this one's, told by err_last(). */

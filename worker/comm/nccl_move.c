@@ -48,35 +48,33 @@ static FALLIBLE enum err move_own(struct comm *c, const struct parts *p)
 	return from != to ? device_copy(nccl_of(c)->device, to, from, bytes, DEVICE_MOVE) : OK;
 }
 
-static nccl_result post(struct comm *c, const struct parts *p, uint32_t r)
+static void post(struct comm *c, const struct parts *p, uint32_t r, struct nccl_group *to)
 {
 	struct nccl *g = nccl_of(c);
-	nccl_result x = NCCL_OK;
 
 	if (p->out_bytes && p->out_bytes[r]) {
-		x = comm_nccl_api->send(p->out + at(p->out_at, r), p->out_bytes[r], NCCL_UINT8, (int)r, g->comm, comm_nccl_stream(c));
+		comm_nccl_group_add(to, comm_nccl_api->send(p->out + at(p->out_at, r), p->out_bytes[r], NCCL_UINT8, (int)r, g->comm,
+							    comm_nccl_stream(c)), "ncclSend");
 		c->root->counts.sent_bytes += p->out_bytes[r];
 	}
-	if ((x == NCCL_OK || x == NCCL_IN_PROGRESS) && p->in_bytes && p->in_bytes[r]) {
-		x = comm_nccl_api->recv(p->in + at(p->in_at, r), p->in_bytes[r], NCCL_UINT8, (int)r, g->comm, comm_nccl_stream(c));
+	if (comm_nccl_taken(to->r) && p->in_bytes && p->in_bytes[r]) {
+		comm_nccl_group_add(to, comm_nccl_api->recv(p->in + at(p->in_at, r), p->in_bytes[r], NCCL_UINT8, (int)r, g->comm,
+							    comm_nccl_stream(c)), "ncclRecv");
 		c->root->counts.received_bytes += p->in_bytes[r];
 	}
-	return x == NCCL_IN_PROGRESS ? NCCL_OK : x;
 }
 
 static FALLIBLE enum err move_parts(struct comm *c, const struct parts *p)
 {
-	nccl_result r = NCCL_OK;
+	struct nccl_group group;
 
 	nccl_of(c)->busy = true;
 	TRY(move_own(c, p));
-	if (comm_nccl_api->group_start() != NCCL_OK)
-		return ERR(DEVICE_FAILED, "ncclGroupStart failed");
-	for (uint32_t k = 0; k < c->size && r == NCCL_OK; k++)
+	comm_nccl_group_begin(&group);
+	for (uint32_t k = 0; k < c->size && comm_nccl_taken(group.r); k++)
 		if (k != c->rank)
-			r = post(c, p, k);
-	nccl_result end = comm_nccl_api->group_end();
-	TRY(comm_nccl_called(c, r == NCCL_OK ? end : r, "a group of sends and receives"));
+			post(c, p, k, &group);
+	TRY(comm_nccl_group_end(c, &group));
 	return comm_nccl_wait(c, NCCL_WAIT_ALL);
 }
 

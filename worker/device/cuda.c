@@ -52,12 +52,18 @@ static FALLIBLE enum err load(void)
 
 static FALLIBLE enum err open_driver(void)
 {
-	int count = 0;
+	int count = 0, version = 0;
 
 	TRY(load());
 	cuda_result r = cuda.init(0);
 	if (r != CUDA_OK)
 		return failed(ERR_BACKEND_UNAVAILABLE, r, "cuInit");
+	r = cuda.driver_version(&version);
+	if (r != CUDA_OK)
+		return failed(ERR_BACKEND_UNAVAILABLE, r, "cuDriverGetVersion");
+	if (version < CUDA_OLDEST)
+		return ERR(BACKEND_UNAVAILABLE, "the NVIDIA driver is too old: it is of CUDA %d.%d, and 11.4 or newer is needed",
+			   version / 1000, version / 10 % 100);
 	r = cuda.device_count(&count);
 	if (r != CUDA_OK)
 		return failed(ERR_BACKEND_UNAVAILABLE, r, "cuDeviceGetCount");

@@ -296,6 +296,16 @@ static FALLIBLE enum err run(struct device_copy *c, const json_t *q, const int *
 	return e;
 }
 
+/* Adds the first call that failed. A device that is lost shows in calls that a copy can do without; the copy then fails in another. */
+static void name_first(const struct device_copy *c, struct err_info *info)
+{
+	const char *first = c->segment.not_pinned ? c->segment.not_pinned : c->not_gathered;
+	size_t n = strlen(info->text);
+
+	if (info->code == ERR_DEVICE_FAILED && first[0])
+		snprintf(info->text + n, sizeof info->text - n, "; before that: %s", first);
+}
+
 enum err lookup_device_copy(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out)
 {
 	struct device_copy c = { .w = w, .to_device = json_is_true(json_object_get(q, "to_device")) };
@@ -311,6 +321,7 @@ enum err lookup_device_copy(struct worker *w, const json_t *q, const int *fds, u
 	if (closed)
 		return closed;
 	if (e) {
+		name_first(&c, &info);
 		err_restore(&info);
 		return e;
 	}
