@@ -230,7 +230,7 @@ static struct call {
 	bool tells;
 } calls[] = {
 	{ "ncclGetVersion", 0, true },	      { "ncclGetUniqueId", 0, true },	   { "ncclCommInitRankConfig", 0, true },
-	{ "ncclCommGetAsyncError", 0, true }, { "ncclCommGetAsyncError", 2, true }, { "ncclAllGather", 0, true },
+	{ "ncclCommGetAsyncError", 0, true }, { "ncclAllGather", 0, true },
 	{ "ncclAllGather", 3, true },	      { "ncclBroadcast", 0, true },	   { "ncclReduce", 0, true },
 	{ "ncclAllReduce", 0, true },	      { "ncclReduceScatter", 0, true },	   { "ncclGroupStart", 0, true },
 	{ "ncclGroupStart", 1, true },	      { "ncclGroupEnd", 0, true },	   { "ncclGroupEnd", 1, true },
