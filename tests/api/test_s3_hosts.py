@@ -159,6 +159,31 @@ def test_a_leader_that_is_killed_goes_on(two, proxy, s3, when):
     swept(two[0], proxy, s3)
 
 
+def test_a_leader_that_is_killed_behind_its_commit_leaves_nothing(two, proxy, s3):
+    """Nobody has said goodbye: who finds the commit does."""
+    save, committed, struck, killed = Save(two, f"run/{lib.fresh()}", 100_000), [], threading.Event(), threading.Event()
+
+    def fault(verb, path, _):
+        if verb == "PUT" and path.endswith(f"{save.name}/.metadata"):
+            committed.append(path)
+        if verb == "DELETE" and "/.dcpd/" in path and committed and not struck.is_set():
+            struck.set()
+            killed.wait(30)
+            return "cut"
+
+    proxy.fault = fault
+    save.run()
+    assert struck.wait(30)
+    assert f"{save.name}/.metadata" in s3.keys(f"{save.name}/"), "the commit was made"
+    assert s3.keys(".dcpd/at/") and s3.keys(".dcpd/hosts")
+    two[0].kill_workers()
+    killed.set()
+    assert save.ends() == [None, None]
+    proxy.fault = lambda *_: None
+    lib.wait_for(lambda: s3.keys(".dcpd/") == [], 20, "nothing is left of the meeting place")
+    loads(two[1], save.name, save.images)
+
+
 def test_a_host_that_dies_ends_the_save(two, networks, s3):
     """The other says so; its files, and those that come late, are nobody's, and go."""
     save, struck = Save(two, f"run/{lib.fresh()}", timeout=2), threading.Event()

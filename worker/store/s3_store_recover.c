@@ -541,19 +541,27 @@ static FALLIBLE enum err unseal(const struct store *s, const struct s3_mark *m)
 	return OK;
 }
 
-/* k NULL: of one job, of which a later attempt may go on with what several hosts have written. */
+/* Was the commit of the mark's attempt made? It was the last request that makes anything; of several hosts none needs to meet any more. */
+static FALLIBLE enum err is_committed(struct s3 *s3, const struct s3_mark *m, bool *out)
+{
+	*out = false;
+	return m->removes || m->is_file || m->trash ? OK : is_seen(s3, m->target, m->attempt, out);
+}
+
+/* k NULL: of one job, of which a later attempt may go on with what several hosts have written, unless that is committed. */
 static FALLIBLE enum err sweep_mark(const struct store *s, const char *key, const struct commit_keep *k, struct store_swept *out)
 {
 	struct s3 *s3 = s3_own(s)->client;
 	struct s3_mark m;
-	bool ours, ends;
+	bool ours, ends, committed = false;
 
 	enum err e = s3_mark_read(s3, key, &m);
 	if (e)
 		return e == ERR_NOT_FOUND ? OK : e;
 	if (m.is_dead)
 		return sweep_dead(s, &m, k, out);
-	if (!k && m.meets[0])
+	TRY(m.meets[0] && !k ? is_committed(s3, &m, &committed) : OK);
+	if (m.meets[0] && !k && !committed)
 		return OK;
 	if (is_kept(k, key, &m, s3_now_ms(s3)))
 		return OK;
@@ -565,8 +573,10 @@ static FALLIBLE enum err sweep_mark(const struct store *s, const char *key, cons
 		TRY(s3_trash_is_open(s3, m.job, &ends));
 		ends = !ends;
 	}
-	TRY(ends || m.removes ? OK : is_seen(s3, m.target, m.attempt, &ends)); /* its commit was its last request that makes anything */
-	if (ends)
+	TRY(is_committed(s3, &m, &committed));
+	if (committed && m.meets[0]) /* its leader was killed before it could say goodbye */
+		TRY(s3_meeting_drop(s3, m.meets));
+	if (ends || committed)
 		return s3_drop_attempt(s3, &m);
 	TRY(s3_mark_dead(s3, &m));
 	e = s3_mark_read(s3, key, &m);
