@@ -87,6 +87,7 @@ def all_there(trainers, d):
         assert set(t.saved) <= names, set(t.saved) - names
 
 
+@pytest.mark.long
 def test_nodes_of_two_versions_do_each_others_work(pair, training):  # noqa: F811
     a, b = pair
     old = versions(a)["a"]
