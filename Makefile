@@ -286,7 +286,7 @@ install: all ## install under PREFIX (default /usr/local), below DESTDIR
 	$(Q)for f in $(wildcard deploy/*.service deploy/*.socket); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $$f; done
 	$(Q)install -D -m 644 deploy/dcpd.sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/dcpd.conf
 	$(Q)install -D -m 644 deploy/dcpd.tmpfiles.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/dcpd.conf
-	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd deploy/prometheus/rules.yml deploy/grafana/dcpd.json
+	$(Q)install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd deploy/prometheus/rules.yml deploy/grafana/dcpd.json deploy/dcpd-gpu.conf
 	$(Q)for f in $(wildcard deploy/dcpd.conf); do install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/dcpd $$f; done
 
 # Debian's tools want a folder debian/: one is made of deploy/debian and of the files that systemd hosts without packages use.

@@ -52,7 +52,7 @@ static FALLIBLE enum err check_allocation(const struct req *r, const struct jval
 		return jval_fail(&handle, ERR_VALIDATION_FAILED, "a handle is 64 bytes in base64: %d characters", HANDLE_TEXT);
 	if (!r->caller.admin)
 		return jval_fail(&handle, ERR_FORBIDDEN, "handles of cuIpcGetMemHandle are taken from dcpd's own uid and from root only: "
-				 "hand over descriptors (expandable segments), or copy yourself");
+				 "hand over descriptors (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or copy yourself");
 	return OK;
 }
 

@@ -476,8 +476,8 @@ static FALLIBLE enum err read_env(struct config *c, char *const *env, bool only_
 		size_t n = strcspn(*env, "=");
 		char key[64], hint[NEAR_HINT_MAX];
 
-		if (strncmp(*env, "DCPD_", 5) != 0 || (*env)[n] != '=' || n - 5 >= sizeof key)
-			continue;
+		if (strncmp(*env, "DCPD_", 5) != 0 || (*env)[n] != '=' || !(*env)[n + 1] || n - 5 >= sizeof key)
+			continue; /* an empty one, as Compose hands over what .env leaves open, is as none */
 		for (size_t i = 5; i < n; i++)
 			key[i - 5] = (*env)[i] == '_' ? '-' : (char)tolower((unsigned char)(*env)[i]);
 		key[n - 5] = '\0';

@@ -56,8 +56,8 @@ static void put_8(FILE *to)
 	      "the Python package dcpd, the page at its address, and whoever speaks HTTP (GET /openapi.yaml).\n"
 	      "Work is done by worker processes, which are confined to the storages.\n"
 	      ".SH OPTIONS\nEach may also stand in the file of \\fB\\-\\-config\\fR (see\n.BR dcpd.conf (5))\n"
-	      "or in the environment: DCPD_SHM_LIMIT is \\fB\\-\\-shm\\-limit\\fR. The command line goes before the environment, and "
-	      "that before the file.\n",
+	      "or in the environment: DCPD_SHM_LIMIT is \\fB\\-\\-shm\\-limit\\fR, and an empty variable is as none.\n"
+	      "The command line goes before the environment, and that before the file.\n",
 	      to);
 	put_rows(false, to);
 	fputs(".SH SIGNALS\n.TP\n.B SIGTERM\n"

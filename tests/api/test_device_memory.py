@@ -251,7 +251,7 @@ def test_another_user_hands_over_descriptors_only(trainer, tmp_path):
 
             def train():
                 r = Rank(d)
-                assert "descriptors" in r.whole(legacy).problem("forbidden", status=403)["detail"]
+                assert "expandable_segments:True" in r.whole(legacy).problem("forbidden", status=403)["detail"]
                 r.whole({"descriptor": 0, "bytes": n}, descriptors=ours.token).problem("not_found", status=404)
                 hers = fake_gpu.Descriptors(d, [fd])
                 r.whole({"descriptor": 0, "bytes": n}, descriptors=hers.token).ok(200)

@@ -44,6 +44,20 @@ def test_the_unit_is_tight(unit_root):
     assert "ignoring" not in out.stdout
 
 
+def test_the_drop_in_of_gpu_hosts_lets_it_see_nvidia_s_devices_alone(unit_root):
+    """The devices, and what driver and NCCL do that the unit forbids: nothing else of the unit is looser."""
+    folder = unit_root / "etc/systemd/system/dcpd.service.d"
+    folder.mkdir()
+    shutil.copy(DEPLOY / "dcpd-gpu.conf", folder / "gpu.conf")
+    out = run("systemd-analyze", "security", "--offline=yes", "--threshold=40", f"--root={unit_root}", "dcpd.service")
+    assert out.returncode == 0 and "ignoring" not in out.stdout and "Unknown" not in out.stdout, out.stdout
+    settings = re.findall(r"^([A-Za-z]+)=(.*)$", (DEPLOY / "dcpd-gpu.conf").read_text().split("[Service]")[1], re.M)
+    assert settings == [("PrivateDevices", "no"), ("DevicePolicy", "closed"), ("DeviceAllow", "char-nvidia* rw"),
+                        ("MemoryDenyWriteExecute", "no"), ("RestrictAddressFamilies", "AF_NETLINK")]
+    for page in (DEPLOY / "README.md", DEPLOY / "dcpd.service", TOP / "Makefile"):
+        assert "dcpd-gpu.conf" in page.read_text(), page
+
+
 def test_snapshots_outlive_the_service():
     unit = (DEPLOY / "dcpd.service").read_text()
     settings = dict(re.findall(r"^([A-Za-z]+)=(.*)$", unit, re.M))
@@ -103,8 +117,9 @@ def knobs(text):
 def test_every_knob_of_compose_is_documented_with_its_default_and_is_used():
     files = [DEPLOY / "compose.yaml", DEPLOY / "compose.gpu.yaml"]
     used = {k: v for f in files for k, v in knobs(f.read_text()).items()}
-    assert len(re.findall(r"\$\{", "".join(f.read_text() for f in files))) == sum(len(re.findall(rf"\$\{{{k}:-", f.read_text()))
-                                                                                 for f in files for k in used), "a form that is not known"
+    text = "".join(f.read_text() for f in files)
+    known = sum(len(re.findall(rf"\$\{{{k}:(?:-|\+@\}})", text)) for k in used)  # with a default, or the @ before a digest
+    assert len(re.findall(r"\$\{", text)) == known, "a form that is not known"
     documented = dict(line.split("=", 1) for line in (DEPLOY / ".env.example").read_text().splitlines() if line and line[0] != "#")
     assert documented == used
 
@@ -121,6 +136,9 @@ def test_compose_files_name_only_what_there_is():
             assert (TOP / service["build"]["dockerfile"]).is_file(), name
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:"), (name, port)
+    pinned = "${DCPD_BASE:-debian:bookworm-slim}${DCPD_BASE_DIGEST:+@}${DCPD_BASE_DIGEST:-}"
+    assert all(s.get("build") or s["image"] == pinned or s["image"].startswith("${DCPD_") and ":-" in s["image"]
+               for s in base["services"].values()) and base["services"]["shm"]["image"] == pinned
     for service in base["services"].values():
         assert service["cap_drop"] == ["ALL"] and "no-new-privileges:true" in service["security_opt"]
     scrape = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())["scrape_configs"][0]
@@ -128,6 +146,29 @@ def test_compose_files_name_only_what_there_is():
     command = base["services"][host]["command"]
     assert command[command.index("--allowed-host") + 1] == host and f"0.0.0.0:{port}" in command
     assert scrape["job_name"] == "dcpd", "the alert rules look for this job"
+
+
+def test_what_compose_hands_to_dcpd_are_options_of_its_own(tmp_path):
+    """Each variable of the service, with the default that Compose gives it, is taken by dcpd, and says the same as no variable."""
+    if not (BIN / "dcpd").exists():
+        pytest.skip(f"{BIN}/dcpd is not built")
+    handed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["dcpd"]["environment"]
+    assert {"DCPD_WORKERS", "DCPD_JOB_MEMORY", "DCPD_SHM_LIMIT"} <= set(handed)
+    defaults = {name: knobs(value)[name] for name, value in handed.items()}
+
+    def config(env):
+        out = run(BIN / "dcpd", "--state-dir", tmp_path, "--print-config", env=lib.clean_environment(**env))
+        assert out.returncode == 0, out.stdout
+        return [line.split("#")[0].rstrip() for line in out.stdout.splitlines()]
+
+    assert config(defaults) == config({})
+
+
+def test_trainers_of_the_gpu_override_have_memory_that_dcpd_takes_of_another_uid():
+    """Descriptors, not handles: tests/api/test_device_memory.py tries both, as another user."""
+    trainer = yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())["services"]["trainer"]
+    assert knobs(trainer["environment"]["PYTORCH_CUDA_ALLOC_CONF"]) == {"DCPD_TRAINER_ALLOC_CONF": "expandable_segments:True"}
+    assert "pid" not in trainer, "not needed for descriptors"
 
 
 def test_images_are_built_of_what_the_build_needs_and_share_user_and_health_check():

@@ -54,6 +54,10 @@ static void test_precedence(void **state)
 	assert_string_equal(c->storage.items[0], "c=/c");
 	assert_true(c->log_json);
 	config_free(c);
+	T_OK(load(ARGS("--config", path, "--state-dir=/tmp/x"), ARGS("DCPD_WORKERS=", "DCPD_STORAGE=", "DCPD_CONFIG="), &c));
+	assert_int_equal(c->workers, 3);           /* an empty variable is as none */
+	assert_int_equal(c->storage.count, 2);
+	config_free(c);
 	T_OK(load(ARGS("--state-dir=/tmp/x"), ARGS("DCPD_CONFIG=/dev/null"), &c));
 	assert_string_equal(c->config_file, "/dev/null");
 	config_free(c);
