@@ -11,6 +11,7 @@ set -euo pipefail
 
 cd "$(dirname "$0")/../.."
 here=$PWD/tests/e2e
+. tests/e2e/version.sh
 skip() { echo "skipped: $*"; exit 77; }
 step() { printf '%4d s  %s\n' "$SECONDS" "$*"; }
 
@@ -37,8 +38,9 @@ docker compose version >/dev/null 2>&1 || skip "docker has no compose plugin"
 docker info >/dev/null 2>&1 || skip "no container engine answers (${DOCKER_HOST:-/var/run/docker.sock})"
 
 export DCPD_BASE=${DCPD_BASE:-debian:bookworm-slim}
-export COMPOSE_PROJECT_NAME=dcpd-e2e-$$ DCPD_IMAGE=dcpd-e2e:$$ DCPD_TRAINER_IMAGE=dcpd-e2e-trainer:$$
-export DCPD_PORT=0 DCPD_SHM_SIZE=256mb
+image=dcpd-e2e:$$
+export COMPOSE_PROJECT_NAME=dcpd-e2e-$$ DCPD_IMAGE=$image DCPD_TRAINER_IMAGE=dcpd-e2e-trainer:$$
+export DCPD_PORT=0 DCPD_SHM_SIZE=256mb DCPD_GPU_IMAGE=dcpd-e2e-cuda:$$
 printf 'services: {dcpd: {build: {network: host}}, trainer: {build: {network: host}}}\n' >"$work/network.yaml"
 base=(-f deploy/compose.yaml -f "$work/network.yaml")
 files=("${base[@]}")
@@ -48,7 +50,7 @@ cleanup() {
 	[ $rc -eq 0 ] || { echo "--- dcpd says:"; compose logs --no-log-prefix --tail 40 dcpd 2>/dev/null || true; }
 	docker rm -f "$COMPOSE_PROJECT_NAME"-{victim,load,late} >/dev/null 2>&1 || true
 	compose down -v --remove-orphans -t 5 >/dev/null 2>&1 || true
-	docker image rm -f "${DCPD_IMAGE%-next}"{,-next} "$DCPD_TRAINER_IMAGE" >/dev/null 2>&1 || true
+	docker image rm -f "$image"{,-next} "$DCPD_TRAINER_IMAGE" "$DCPD_GPU_IMAGE" >/dev/null 2>&1 || true
 	end_engine
 	exit $rc
 }
@@ -104,7 +106,9 @@ until curl -fsS -o /dev/null --max-time 1 "http://$(compose port dcpd 8427)/read
 	[ "$(since)" -lt 60000 ]
 	sleep 0.05
 done
-step "it answers as ready after $(since) ms"
+ready=$(since)
+step "it answers as ready after $ready ms"
+within "$ready" 3000 "a cold compose up"
 up dcpd
 step "Docker calls it healthy after $(since) ms"
 id=$(compose ps -q dcpd)
@@ -157,13 +161,27 @@ ctl drain main:v --wait 60s
 ctl verify main:v/step-2 --level digest >/dev/null
 ctl ls shm: | grep -q victim
 
-step "the next image, under load: what was being saved is saved"
-printf 'FROM %s\nLABEL next=1\n' "$DCPD_IMAGE" | docker build -q -t "$DCPD_IMAGE-next" - >/dev/null
+step "an image of the next version, under load: what was being saved is saved"
+mkdir "$work/next"
+printf '%s' "$(as_version "$newer")" >"$work/next/version.sed"
+cat >"$work/next/Dockerfile" <<-DOCKERFILE
+	FROM $DCPD_IMAGE
+	USER root
+	COPY version.sed /tmp/
+	RUN LC_ALL=C sed -i -E -f /tmp/version.sed /usr/bin/dcpd /usr/bin/dcpd-worker /usr/bin/dcpctl
+	USER dcpd
+	DOCKERFILE
+docker build -q --network host -t "$DCPD_IMAGE-next" "$work/next" >/dev/null
+runs() { # VERSION: of the daemon that answers
+	[ "$(compose exec -T dcpd curl -fsS --unix-socket /run/dcpd/dcpd.sock http://localhost/v1/capabilities |
+		python3 -c 'import json, sys; print(json.load(sys.stdin)["version"])')" = "$1" ]
+}
+runs "$version"
 compose run -d --no-deps --name "$COMPOSE_PROJECT_NAME-load" trainer --name load --run l --mib 32 --steps 1000 >/dev/null
 for _ in $(seq 100); do ctl ls main:l --json 2>/dev/null | grep -q l/step-1 && break; sleep 0.2; done
 DCPD_IMAGE=$DCPD_IMAGE-next
 up dcpd
-[ "$(docker inspect -f '{{.Config.Labels.next}}' "$(compose ps -q dcpd)")" = 1 ]
+runs "$newer"
 docker rm -f "$COMPOSE_PROJECT_NAME-load" >/dev/null
 ctl drain main:l --wait 60s || true # a save that the old one had not begun may have failed with its trainer's connection
 names=$(ctl ls main:l --json | python3 -c 'import json, sys; print(*[c["name"] for c in json.load(sys.stdin)])')
@@ -241,11 +259,25 @@ refused shm_exhausted trainer --name large --first 8 --steps 1 --mib 128
 trainer --first 8 --steps 1
 holds 1 8
 
+step "the image for GPU hosts, on a base without CUDA: it comes up, and saves"
+docker build -q --network host -f deploy/Dockerfile.cuda --build-arg "BASE=$DCPD_BASE" --build-arg "CUDA_BASE=$DCPD_BASE" \
+	-t "$DCPD_GPU_IMAGE" . >"$work/build.log" 2>&1 || { tail -40 "$work/build.log"; exit 1; }
+[ "$(docker run --rm --entrypoint id "$DCPD_GPU_IMAGE" -u)" = 8427 ]
+next=$DCPD_IMAGE
+DCPD_IMAGE=$DCPD_GPU_IMAGE
+up dcpd
+runs "$version"
+trainer --first 9 --steps 1
+holds 8 9
+ctl doctor --json >"$work/doctor" || true
+grep -q '"libcuda.so.1 was not found' "$work/doctor"
+DCPD_IMAGE=$next
+up dcpd
+
 step "GPUs that are not there: the override is valid, and the refusal is in words"
 gpu=(docker compose "${base[@]}" -f deploy/compose.gpu.yaml)
 "${gpu[@]}" --profile monitoring --profile example config -q
 if [ ! -e /dev/nvidiactl ]; then
-	export DCPD_GPU_IMAGE=$DCPD_IMAGE
 	refused 'could not select device driver "nvidia"' "${gpu[@]}" up -d --no-build dcpd
 	up dcpd
 fi

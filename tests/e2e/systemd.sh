@@ -6,13 +6,13 @@ set -eu
 cd "$(dirname "$0")/../.."
 command -v systemd-nspawn >/dev/null || { echo "skipped: no systemd-nspawn (Debian's systemd-container)"; exit 77; }
 . tests/e2e/clean.sh
-cp build/deb/*.deb deploy/trainer.py "$root/srv/"
-rm -f "$root"/srv/*dbgsym*
+two_versions "$root/srv"
+cp deploy/trainer.py "$root/srv/"
 # All that comes from the network is fetched before it boots: it has a network of its own, with nothing in it.
 inside apt-get -q update >/dev/null
 {
 	inside apt-get -q -y --no-install-recommends install systemd systemd-sysv &&
-		inside sh -c 'apt-get -q -y -d --no-install-recommends install /srv/*.deb'
+		inside sh -c 'apt-get -q -y -d --no-install-recommends install /srv/new/*.deb'
 } >"$work/log" 2>&1 || fail "$(tail -5 "$work/log")"
 inside useradd --create-home --home-dir /srv/alice alice
 umount "$root/dev/shm" "$root/proc"
@@ -52,9 +52,14 @@ until_true() { # WHAT COMMAND...
 shows() { booted systemctl show dcpd -P "$1"; }
 is() { [ "$(shows "$1")" = "$2" ]; }
 was_started_again() { is ActiveState active && [ "$(shows NRestarts)" -gt "$1" ]; }
-packages() {
-	booted sh -c "apt-get -q -y -o Dpkg::Use-Pty=0 --no-install-recommends $1 /srv/*.deb" >"$work/log" 2>&1 ||
+packages() { # older|new
+	booted sh -c "apt-get -q -y -o Dpkg::Use-Pty=0 --no-install-recommends install /srv/$1/*.deb" >"$work/log" 2>&1 ||
 		fail "$(tail -5 "$work/log")"
+}
+runs() { # VERSION: of the daemon that answers
+	local said
+	said=$(booted python3 -c 'import dcpd; print(dcpd.connect().capabilities()["version"])')
+	[ "$said" = "$1" ] || fail "a daemon of version $said answers, not of $1"
 }
 trainer() { alice python3 /srv/trainer.py --run r --mib 4 "$@"; }
 holds() {
@@ -74,12 +79,14 @@ leader=$(pgrep -P "$pid" -o)
 
 step "installed by apt: the service runs, and a user of its group saves"
 began=$(date +%s%N)
-packages install
+packages older
 installed=$((($(date +%s%N) - began) / 1000000))
 is ActiveState active || fail "the service does not run: $(booted journalctl -u dcpd --no-pager -n 15 -o cat)"
 booted usermod -aG dcpd alice
 alice python3 -c 'import dcpd; dcpd.save({"lr": 0.1, "blob": bytes(100000)}, "main:run1/step-1")' || fail "no save"
 took=$((($(date +%s%N) - began) / 1000000))
+within "$took" 10000 "from the packages to the first save" || fail "too slow"
+runs "$older"
 is Type notify && is WatchdogUSec 1min || fail "not the unit of deploy/"
 booted dcpctl verify main:run1/step-1 >/dev/null || fail "the first save does not verify"
 booted dcpctl status
@@ -104,13 +111,14 @@ booted systemctl daemon-reload
 trainer --first 2 --steps 1
 holds 1 2
 
-step "upgraded under load: what was being saved is saved, the configuration stays"
+step "upgraded to another version under load: what was being saved is saved, the configuration stays"
 echo "keep-jobs = 99/1d" >>"$root/etc/dcpd/dcpd.conf"
 alice python3 /srv/trainer.py --name load --run l --mib 32 --steps 1000 >/dev/null 2>&1 &
 load=$!
 until_true "no save" booted test -e /srv/checkpoints/l/step-1/.metadata
 id=$(shows InvocationID)
-packages "install --reinstall"
+packages new
+runs "$version"
 [ "$(shows InvocationID)" != "$id" ] || fail "the upgrade has not restarted the service"
 booted sh -c 'kill $(pidof python3)' 2>/dev/null || true
 wait "$load" 2>/dev/null || true
