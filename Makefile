@@ -113,14 +113,14 @@ $(O)/gen/%.o: $(GEN)/%.c $(O)/.flags
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_CFLAGS) -c $< -o $@
 
-# The kernel is part of the source as what a driver loads, so that a build needs no toolkit: PTX, whose first line names what it was made of, and
-# a fat binary of the same PTX and of machine code for some architectures.
+# The kernel is part of the source as code that a driver loads, so that a build needs no toolkit: PTX, whose first line names its sources, and a
+# fat binary of the same PTX and of machine code for some architectures.
 PTX := worker/device/gather.ptx
 PTX_OF := worker/device/gather.h worker/device/gather.cu
 FATBIN := worker/device/gather.fatbin
 GPU_ARCHS := 80 90 100
 CUDA_BIN ?= /usr/local/cuda/bin
-$(O)/worker/device/cuda_gather.o: $(FATBIN)
+$(O)/worker/device/cuda_gather.o: $(FATBIN) $(PTX)
 .PHONY: gpu-code
 gpu-code: ## make the kernel's PTX and fat binary anew (clang 14 or newer, which knows GPUs; ptxas and fatbinary in CUDA_BIN=DIR)
 	$(Q){ echo "// of $$(cat $(PTX_OF) | sha256sum | cut -c 1-64)"; clang --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib \

@@ -181,6 +181,7 @@ struct launch {
 };
 
 /* A fat binary: a head, and images with a head each. The forms are not documented; cuobjdump and fatbinary agree on these fields. */
+#define ENTRY ".visible .entry dcpd_gather("
 enum { FATBIN_MAGIC = 0xba55ed50, FATBIN_PTX = 1, FATBIN_ELF = 2 };
 
 struct fatbin {
@@ -218,14 +219,20 @@ static cuda_result choose_code(const char *image)
 	struct fatbin_image i;
 
 	memcpy(&f, image, sizeof f);
-	if (f.magic != FATBIN_MAGIC)
-		return INVALID_IMAGE;
 	loaded_code = 0;
+	if (f.magic != FATBIN_MAGIC) { /* the text of a PTX module */
+		const char *target = strstr(image, ".target sm_");
+		if (!target || !strstr(image, ENTRY))
+			return INVALID_PTX;
+		i = (struct fatbin_image){ .kind = FATBIN_PTX, .arch = (uint32_t)strtoul(target + strlen(".target sm_"), NULL, 10) };
+		loaded_code = -(int)i.arch;
+		return fits(&i) ? CUDA_OK : NO_BINARY;
+	}
 	for (uint64_t at = f.head; at < f.head + f.bytes; at += i.head + i.bytes) {
 		memcpy(&i, image + at, sizeof i);
 		if (!fits(&i) || loaded_code > 0)
 			continue;
-		const char *name = i.kind == FATBIN_PTX ? ".visible .entry dcpd_gather(" : ".text.dcpd_gather";
+		const char *name = i.kind == FATBIN_PTX ? ENTRY : ".text.dcpd_gather";
 		if (!memmem(image + at + i.head, i.bytes, name, strlen(name)))
 			return i.kind == FATBIN_PTX ? INVALID_PTX : INVALID_IMAGE;
 		loaded_code = i.kind == FATBIN_PTX ? -(int)i.arch : (int)i.arch;

@@ -113,8 +113,8 @@ static void test_gather(void **)
 
 /* The text of the calls that prepare a kernel, the driver's answer. */
 static const char *const refusals[][2] = {
-	{ "cuModuleLoadData:1:218", "cuModuleLoadData: a PTX JIT compilation failed" },
-	{ "cuModuleLoadData:1:222", "cuModuleLoadData: the driver has no text for it" },
+	{ "cuModuleLoadData:0:218", "cuModuleLoadData: a PTX JIT compilation failed" },
+	{ "cuModuleLoadData:0:222", "cuModuleLoadData: the driver has no text for it" },
 	{ "cuModuleGetFunction:1:500", "cuModuleGetFunction: named symbol not found" },
 	{ "cuMemAlloc_v2:1:2", "cuMemAlloc: out of memory" },
 };
@@ -171,14 +171,12 @@ static const struct { const char *arch; int code; } codes[] = {
 
 static void code_case(void *arg)
 {
-	int (*code)(void);
+	int (*code)(void), *wanted = arg;
 
-	gather_case(arg);
+	gather_case(NULL);
 	void *lib = dlopen("libcuda.so.1", RTLD_NOW);
 	C_TRUE(lib && (*(void **)&code = dlsym(lib, "fake_cuda_code")));
-	for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
-		if (strcmp(codes[i].arch, getenv("FAKE_CUDA_ARCH")) == 0)
-			C_TRUE(code() == codes[i].code);
+	C_TRUE(code() == *wanted);
 }
 
 static const char *const too_old[] = { "", "cuModuleLoadData: no kernel image is available" };
@@ -188,9 +186,14 @@ static void test_code(void **)
 	if (t_gpu())
 		skip();
 	for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+		int code = codes[i].code;
 		setenv("FAKE_CUDA_ARCH", codes[i].arch, 1);
-		t_fakes_run(code_case, NULL);
+		t_fakes_run(code_case, &code);
 	}
+	setenv("FAKE_CUDA_ARCH", "90", 1);
+	setenv("FAKE_CUDA_FAIL", "cuModuleLoadData:1:200", 1); /* a driver that does not know the fat binary's form takes the PTX */
+	t_fakes_run(code_case, (int[]){ -80 });
+	unsetenv("FAKE_CUDA_FAIL");
 	setenv("FAKE_CUDA_ARCH", "75", 1);
 	t_fakes_run(refused_case, (void *)too_old);
 	unsetenv("FAKE_CUDA_ARCH");

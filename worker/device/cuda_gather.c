@@ -13,8 +13,10 @@
 __asm__(".section .rodata\n"
 	".balign 16\n"
 	"gather_code: .incbin \"worker/device/gather.fatbin\"\n"
+	"gather_ptx: .incbin \"worker/device/gather.ptx\"\n"
+	".byte 0\n"
 	".previous\n");
-extern const char gather_code[];
+extern const char gather_code[], gather_ptx[];
 
 enum { ROWS_BYTES = DEVICE_GATHER_MAX * sizeof(struct gather_row), BLOCKS_MAX = 4096 };
 
@@ -30,7 +32,12 @@ enum err cuda_host_pointer(struct device *d, void *p, void **out)
 
 static FALLIBLE enum err prepare(struct cuda_gather *g)
 {
-	TRY(cuda_check(cuda.module_load(&g->module, gather_code), "cuModuleLoadData"));
+	cuda_result r = cuda.module_load(&g->module, gather_code);
+
+	/* A driver older than the toolkit that made the machine code may not know its form. */
+	if (r != CUDA_OK)
+		r = cuda.module_load(&g->module, gather_ptx);
+	TRY(cuda_check(r, "cuModuleLoadData"));
 	TRY(cuda_check(cuda.module_function(&g->kernel, g->module, "dcpd_gather"), "cuModuleGetFunction"));
 	g->rows = mem_alloc((uint64_t)DEVICE_MARKS * ROWS_BYTES);
 	NEED(g->rows, "no memory for the pieces of a kernel");
