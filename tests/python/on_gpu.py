@@ -197,6 +197,34 @@ def new_tensors(ref):
     return [x["name"] for x in dcpd.connect().state_dicts.list() if f"-{os.getpid()}-" in x["name"]]
 
 
+def by_rules(ref):
+    """New tensors that conversion rules make, in more groups than there are lanes; and of a dtype that this torch lacks, in words."""
+    real, opened, begin = _load._empty, [], _into._Run._open
+    _load._empty = lambda x, device: put(real(x, "cpu"))
+    _into.GROUP_MIN, _into._Run._open = 4 << 20, lambda self, n: (opened.append(n), begin(self, n))[1]
+    wanted = {"old": {f"w{i}": numbers(1 << 20, i) for i in range(6)}, "kept": {"a": {"b": numbers(9, 7)}}, "old.step": 5,
+              "half": numbers(9, 8)}
+    dcpd.save(wanted, ref)
+    rules = [{"match": "^old\\.", "rename": "new."}, {"match": "w[45]$", "dtype": "bfloat16"}, {"match": "^half$", "dtype": "float16"}]
+    got = dcpd.load(ref, device="cuda", transform=rules)
+    plain = dcpd.load(ref, transform=rules)  # into shared memory, by one job
+    assert got["half"].is_cuda and got["kept"]["a"]["b"].is_cuda and plain["half"].dtype == torch.float16 and same(host(got), plain)
+    assert [k for k in got] == [k for k in plain] and got["new.step"] == 5 and same(plain["kept"], wanted["kept"])
+    part = dcpd.load(ref, keys=["kept"], device="cuda", transform=rules)
+    assert list(part) == ["kept"] and same(part["kept"], wanted["kept"]) and not said
+    try:
+        dcpd.load(ref, device="cuda", transform=[{"match": "nowhere", "drop": True}])
+        raise AssertionError("a rule that matches nothing")
+    except dcpd.RequestRefused as e:
+        assert "nowhere" in e.message, e.message
+    del _load._dtypes._torch_names[torch.float16]
+    to = torch.Tensor.to
+    torch.Tensor.to = lambda t, *a, **k: put(t) if a and a[0] == "cuda" else to(t, *a, **k)
+    got = dcpd.load(ref, keys=["half"], device="cuda", transform=rules)
+    assert bytes(got["half"].view(torch.uint8)) == bytes(wanted["half"].half().view(torch.uint8))
+    return opened
+
+
 def lost(ref, how, pid=0):
     """Loads to the device whose copy hangs in its worker. The call is interrupted ("goes_on": the worker goes on when the load waits for
     it; "hangs": it never does), or the daemon, process `pid`, is killed. Whether what was made for the load is still in memory."""

@@ -114,6 +114,12 @@ def test_new_tensors_on_the_device(run):
     assert told["out"] == [], "segments that a load has made are gone when it has failed"
 
 
+def test_new_tensors_that_rules_make_go_through_the_lanes(run):
+    told, n = run("by_rules")
+    assert told["out"][0] == 3 and n == 4 * (4 << 20) + 2 * (2 << 20), (told, n)
+    assert len(told["said"]) == 1 and "goes through shared memory at once" in told["said"][0] and "lacks float16" in told["said"][0], told
+
+
 @pytest.mark.parametrize("how", ["goes_on", "hangs"])
 def test_an_interrupted_load_leaves_no_memory_to_a_worker_that_writes(run, how):
     """The tensors are freed when the copy into them has ended, else never."""
@@ -176,9 +182,9 @@ ALL_KEYS = ["model.b", "model.w", "optim.m"]
 
 
 @pytest.mark.parametrize("how, keys, handed", [("all", ALL_KEYS, 12 << 20 | 20), ("part", ["optim.m"], 4 << 20),
-                                               ("rules", ["model.b", "model.renamed", "optim.m"], 0)])
+                                               ("rules", ["model.b", "model.renamed", "optim.m"], 12 << 20 | 20)])
 def test_new_tensors_of_several_ranks(two, g, how, keys, handed):
-    """Each rank has all of it on its own device. Under rules torch copies."""
+    """Each rank has all of it on its own device, whatever rules make of it."""
     pool, ref = two
     before = copied(g)
     assert pool(on_gpu_ranks.whole, ref, how) == [keys] * 2

@@ -161,11 +161,38 @@ static const struct sd_tensor *shown(const struct convert_rules *r, const struct
 	return &sd->tensors[sd->chunks[v->source - r->sources[k].first_chunk].tensor];
 }
 
+/* Adds "path" to the row of an entry whose key path is more than its FQN. */
+static FALLIBLE enum err add_path(json_t *row, struct sd_path path)
+{
+	if (path.count == 0 || (path.count == 1 && path.parts[0].key.p))
+		return OK;
+	json_t *list = json_array();
+	enum err e = list && json_object_set_new(row, "path", list) == 0 ? OK : ERR(NO_MEMORY, "no memory for the plan");
+	for (uint32_t i = 0; !e && i < path.count; i++) {
+		json_t *part = path.parts[i].key.p ? jtext_value(path.parts[i].key) : json_integer((json_int_t)path.parts[i].index);
+		if (!part || json_array_append_new(list, part) != 0)
+			e = ERR(NO_MEMORY, "no memory for the plan");
+	}
+	return e;
+}
+
 static FALLIBLE enum err add_row(json_t *list, const struct sd_tensor *t, const char *dtype, json_t **row_out)
 {
 	*row_out = json_pack("{s:o, s:o, s:s}", "fqn", jtext_value(t->fqn), "shape", jtext_numbers(t->shape, t->ndim),
 			     "dtype", dtype);
 	return *row_out && json_array_append_new(list, *row_out) == 0 ? OK : ERR(NO_MEMORY, "no memory for the plan");
+}
+
+/* The values that the rules leave, under their new names. */
+static FALLIBLE enum err add_values(json_t *list, const struct sdict *sd)
+{
+	for (uint64_t i = 0; i < sd->value_count && i < ROWS_MAX; i++) {
+		json_t *row = json_pack("{s:o}", "fqn", jtext_value(sd->values[i].fqn));
+		if (!row || json_array_append_new(list, row) != 0)
+			return ERR(NO_MEMORY, "no memory for the plan");
+		TRY(add_path(row, sd->values[i].path));
+	}
+	return OK;
 }
 
 /* The tensors that one comes from, each once: the first of them, and how many there are if that is more. */
@@ -203,8 +230,8 @@ enum err convert_rules_table(const struct convert_rules *r, const struct spec_vi
 	*out = NULL;
 	if (!r->c.count)
 		return OK;
-	*out = json_pack("{s:[], s:[], s:I, s:I}", "before", "after", "before_count", (json_int_t)before->tensor_count, "after_count",
-			 (json_int_t)after->tensor_count);
+	*out = json_pack("{s:[], s:[], s:[], s:I, s:I, s:I}", "before", "after", "values", "before_count", (json_int_t)before->tensor_count,
+			 "after_count", (json_int_t)after->tensor_count, "value_count", (json_int_t)after->value_count);
 	NEED(*out, "no memory for the plan");
 	for (uint64_t i = 0; i < before->tensor_count && i < ROWS_MAX; i++)
 		TRY(add_row(json_object_get(*out, "before"), &before->tensors[i], dtype_name(before->tensors[i].dtype), &row));
@@ -212,8 +239,9 @@ enum err convert_rules_table(const struct convert_rules *r, const struct spec_vi
 		const char *dtype = after->tensors[i].q8_0 ? SPEC_Q8_0 : dtype_name(view->dtypes[i]);
 		TRY(add_row(json_object_get(*out, "after"), &after->tensors[i], dtype, &row));
 		TRY(add_from(r, &after->tensors[i], row));
+		TRY(add_path(row, after->tensors[i].path));
 	}
-	return OK;
+	return add_values(json_object_get(*out, "values"), after);
 }
 
 enum err convert_rules_casts(const struct convert_rules *r, json_t **list)

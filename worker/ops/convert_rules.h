@@ -30,8 +30,8 @@ FALLIBLE enum err convert_rules_sources(struct convert_rules *r, struct run_buil
 uint64_t convert_rules_value(const struct convert_rules *r, uint64_t i);
 /* Does a made tensor run across the rows of a stored one? */
 bool convert_rules_transpose(const struct convert_rules *r);
-/* {"before":[{"fqn","shape","dtype"}],"after":[{…,"from":[FQN]}],"before_count","after_count"}; lists are cut to a sane length. view: what
- * is to be written, with its final dtypes. */
+/* {"before":[{"fqn","shape","dtype"}],"after":[{…,"from":[FQN],"path"?}],"values":[{"fqn","path"?}],"before_count","after_count",
+ * "value_count"}; lists are cut to a sane length. view: what is to be written, with its final dtypes. */
 FALLIBLE enum err convert_rules_table(const struct convert_rules *r, const struct spec_view *view, json_t **out);
 /* Adds {"fqn","from","to"} for each tensor that the rules cast to *list, which is made if it is not there. */
 FALLIBLE enum err convert_rules_casts(const struct convert_rules *r, json_t **list);

@@ -41,6 +41,16 @@ class Ask:
             spec["include"] = globs(keys)
         return c.jobs.create("load", **spec)
 
+    def made(self, c: Client, source: Mapping[str, str]) -> Optional[Tuple[List[Dict[str, Any]], List[Dict[str, Any]]]]:
+        """(tensors, values) that the rules make of a checkpoint, in the form of `checkpoints.tensors`. None: there are more than a plan
+        lists. Raises what is wrong with the rules."""
+        target = {"state_dict": _session.new_name(), "world_size": 1}
+        table = c.jobs.plan("load", source=dict(source), target=target, **self.rules)["transform"]
+        tensors, found = list(table["after"]), list(table.get("values", []))
+        if (len(tensors), len(found)) != (table["after_count"], table.get("value_count")):
+            return None
+        return tensors, found
+
     def deadline(self) -> Optional[float]:
         """When the timeout is over, which counts from the first time that this is asked."""
         if self.timeout is not None:

@@ -293,10 +293,10 @@ class _Run:
     def _complete(self) -> bool:
         """Whether the checkpoint has all keys that any rank asks for."""
         names: Any = None
-        if self.g.rank == 0 and not self.ask.rules:
+        if self.g.rank == 0:
             try:
-                tensors, found = self.c.checkpoints.tensors(self.source)
-                names = {x["fqn"] for x in (*tensors, *found)}
+                listed = self.ask.made(self.c, self.source) if self.ask.rules else self.c.checkpoints.tensors(self.source)
+                names = None if listed is None else {x["fqn"] for x in (*listed[0], *listed[1])}
             except errors.DcpdError:
                 pass  # the job will say it
         names = self.g.broadcast(names)

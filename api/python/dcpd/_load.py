@@ -6,10 +6,13 @@ and shared memory need not hold it. Into a state dict: see _into.py.
 """
 from __future__ import annotations
 
+import logging
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import _ask, _dtypes, _group, _hosts, _into, _session, _tensors, _tree, _where, errors, image, values
 from .client import Client
+
+_log = logging.getLogger("dcpd")
 
 
 def load(checkpoint: _where.Target, into: Any = None, *, keys: Optional[Iterable[str]] = None, device: Any = None, strict: bool = True,
@@ -112,21 +115,32 @@ class _Leaf(NamedTuple):
 
 
 def _list(ask: _ask.Ask, place: _where.Place, keys: Optional[List[str]]) -> Optional[Dict[str, _Leaf]]:
-    """The entries that are asked for, by FQN. None where only a load can tell them: under rules, of a state dict in memory, of dtypes that
-    this torch lacks, or if the checkpoint itself cannot be listed."""
-    if ask.rules or "storage" not in place.object:
-        return None
+    """The entries that are asked for, by FQN. None where a load of new tensors goes through shared memory whole; why is said."""
+    if "storage" not in place.object:  # a load in parts is several jobs
+        return _whole(ask, "a state dict in memory may get a new generation between two parts of a load")
     try:
-        tensors, found = place.client.checkpoints.tensors(place.object)
-    except errors.DcpdError:
-        return None
-    known = frozenset(_dtypes.known_to_torch().values())
+        listed = ask.made(place.client, place.object) if ask.rules else place.client.checkpoints.tensors(place.object)
+    except errors.DcpdError as e:
+        if ask.rules:
+            raise
+        return _whole(ask, f"its tensors cannot be listed: {e.message}")
+    if listed is None:
+        return _whole(ask, "the rules make more tensors than a plan lists")
+    tensors, found = listed
     out = {t["fqn"]: _Leaf(tuple(t.get("path") or [t["fqn"]]), t["dtype"], tuple(t["shape"])) for t in tensors}
     out.update({v["fqn"]: _Leaf(tuple(v.get("path") or [v["fqn"]]), "", ()) for v in found})
     out = {k: v for k, v in out.items() if keys is None or _ask.selected(keys, k)}
     _lacking(ask, keys, out)
-    some = any(x.dtype for x in out.values())
-    return out if some and all(x.dtype in known for x in out.values() if x.dtype) else None
+    known = frozenset(_dtypes.known_to_torch().values())
+    dtypes = {x.dtype for x in out.values() if x.dtype}
+    if not dtypes <= known:
+        return _whole(ask, f"this PyTorch lacks {', '.join(sorted(dtypes - known))}, which come as their bytes")
+    return out if dtypes else None
+
+
+def _whole(ask: _ask.Ask, why: str) -> None:
+    _log.warning("dcpd: all of %s goes through shared memory at once, and PyTorch copies it to the device, which takes longer: %s",
+                 ask.text, why)
 
 
 def _filled(ask: _ask.Ask, listed: Dict[str, _Leaf], device: Any, spread: Optional[bool]) -> Dict[str, Any]:
