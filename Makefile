@@ -116,13 +116,13 @@ $(O)/gen/%.o: $(GEN)/%.c $(O)/.flags
 # The kernel is part of the source as code that a driver loads, so that a build needs no toolkit: PTX, whose first line names its sources, and a
 # fat binary of the same PTX and of machine code for some architectures.
 PTX := worker/device/gather.ptx
-PTX_OF := worker/device/gather.h worker/device/gather.cu
+PTX_OF := worker/device/gather.h worker/device/gather_cast.h worker/tensor/small_float.h worker/device/gather.cu
 FATBIN := worker/device/gather.fatbin
 GPU_ARCHS := 80 90 100
 CUDA_BIN ?= /usr/local/cuda/bin
 $(O)/worker/device/cuda_gather.o: $(FATBIN) $(PTX)
 .PHONY: gpu-code
-gpu-code: ## make the kernel's PTX and fat binary anew (clang 14 or newer, which knows GPUs; ptxas and fatbinary in CUDA_BIN=DIR)
+gpu-code: ## make the kernels' PTX and fat binary anew (clang 14 or newer, which knows GPUs; ptxas and fatbinary in CUDA_BIN=DIR)
 	$(Q){ echo "// of $$(cat $(PTX_OF) | sha256sum | cut -c 1-64)"; clang --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib \
 	  -Wno-unknown-cuda-version -Xclang -target-feature -Xclang +ptx70 -std=gnu++17 -O2 -Iworker -S -o - worker/device/gather.cu; } >$(PTX).new
 	$(Q)mv $(PTX).new $(PTX)
@@ -233,7 +233,7 @@ $(TESTBIN)/bench/%: $(O)/tests/bench/%.o $(LIB)/libdcp.a
 FAKES := $(addprefix build/test/fakes/,libcuda.so.1 libnccl.so.2 libhost.so libmemory.so)
 build/test/fakes/libhost.so: tests/fakes/libhost.c
 build/test/fakes/libmemory.so: tests/fakes/libmemory.c
-build/test/fakes/libcuda.so.1: tests/fakes/libcuda.c tests/fakes/libcuda_stream.c tests/fakes/libcuda_impl.h worker/device/gather.h
+build/test/fakes/libcuda.so.1: tests/fakes/libcuda.c tests/fakes/libcuda_stream.c tests/fakes/libcuda_impl.h worker/device/gather.h worker/device/gather_cast.h
 build/test/fakes/libnccl.so.2: tests/fakes/libnccl.c worker/comm/nccl_abi.h
 $(FAKES): tests/fakes/fake_cuda.h worker/device/cuda_abi.h
 	$(say) FAKE $@

@@ -9,10 +9,11 @@
 #include "server/device_copy.h"
 #include "server/parts.h"
 #include "server/state_dict.h"
+#include "tensor/dtype.h"
 
 #define PROTOCOL_NAME "dcpd-descriptors"
 
-enum { ALLOCATIONS_MAX = 4096, HANDLE_TEXT = 88, UUID_MAX = 47 };
+enum { ALLOCATIONS_MAX = 4096, CASTS_MAX = 64, HANDLE_TEXT = 88, UUID_MAX = 47 };
 
 static void on_upgraded(struct req *r, int *socket)
 {
@@ -82,6 +83,27 @@ static FALLIBLE enum err check_table(const struct jval *table)
 	return jval_integer(&count, 1, INT64_MAX, &n);
 }
 
+static FALLIBLE enum err check_casts(const struct jval *list)
+{
+	static const char *const sides[] = { "slot", "device", NULL };
+	enum dtype dtype;
+	struct str text;
+	size_t n;
+
+	TRY(jval_array(list, CASTS_MAX, &n));
+	for (size_t i = 0; i < n; i++) {
+		struct jval one = jval_at(list, i);
+		TRY(jval_only(&one, sides));
+		for (size_t k = 0; sides[k]; k++) {
+			struct jval side = jval_get(&one, sides[k]);
+			TRY(jval_string(&side, &text));
+			if (dtype_parse(text, &dtype) != OK)
+				return jval_fail(&side, ERR_VALIDATION_FAILED, "is a dtype, such as bfloat16");
+		}
+	}
+	return OK;
+}
+
 static FALLIBLE enum err read_uuid(const struct jval *root, struct device_copy_request *rq)
 {
 	struct jval device = jval_get(root, "device");
@@ -102,16 +124,20 @@ static void on_copied(void *user, enum err e, const json_t *ok)
 FALLIBLE enum err h_rank_copy(struct req *r)
 {
 	struct jval root = JVAL_ROOT(r->body), gen_at = jval_get(&root, "generation"), list = jval_get(&root, "allocations");
-	struct jval table = jval_get(&root, "table"), token = jval_get(&root, "descriptors");
-	struct device_copy_request rq = { .who = req_principal(r), .name = r->parts[2], .allocations = list.j, .table = table.j };
+	struct jval casts = jval_get(&root, "casts"), table = jval_get(&root, "table"), token = jval_get(&root, "descriptors");
+	struct device_copy_request rq = { .who = req_principal(r), .name = r->parts[2], .allocations = list.j, .table = table.j,
+					   .casts = casts.j };
 
 	TRY(h_rank(r, &rq.rank));
-	TRY(jval_only(&root, (const char *const[]){ "generation", "device", "to_device", "allocations", "table", "descriptors", NULL }));
+	TRY(jval_only(&root, (const char *const[]){ "generation", "device", "to_device", "allocations", "table", "descriptors", "casts",
+						    NULL }));
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &rq.generation));
 	TRY(read_uuid(&root, &rq));
 	TRY(jval_opt_bool(&root, "to_device", &rq.to_device));
 	TRY(check_table(&table));
 	TRY(check_allocations(r, &list));
+	if (casts.j)
+		TRY(check_casts(&casts));
 	if (token.j)
 		TRY(jval_string(&token, &rq.descriptors));
 	TRY(device_copy_start(r->core->device_copies, &rq, on_copied, r));

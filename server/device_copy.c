@@ -256,8 +256,9 @@ FALLIBLE enum err device_copy_start(struct device_copies *d, const struct device
 	e = e ?: state_dict_use_rank(d->parts.state_dicts, &rq->who, rq->name, rq->rank, rq->generation, !rq->to_device, &c->use);
 	if (!e) {
 		json_int_t bytes = (json_int_t)c->use->ranks[rq->rank].bytes;
-		c->question = json_pack("{s:s, s:s, s:b, s:I, s:O, s:O}", "op", "device_copy", "device", rq->device, "to_device",
-					rq->to_device, "segment_bytes", bytes, "table", rq->table, "allocations", rq->allocations);
+		c->question = json_pack("{s:s, s:s, s:b, s:I, s:O, s:O, s:O*}", "op", "device_copy", "device", rq->device, "to_device",
+					rq->to_device, "segment_bytes", bytes, "table", rq->table, "allocations", rq->allocations,
+					"casts", rq->casts);
 		if (!c->question)
 			e = ERR(NO_MEMORY, "cannot ask for a copy");
 	}

@@ -22,10 +22,10 @@ struct device_copy_request {
 	int64_t rank, generation;
 	const char *device;                 /* "GPU-…" */
 	bool to_device;                     /* from a sealed segment; else into an open one */
-	json_t *allocations, *table;        /* as they came, checked; borrowed */
+	json_t *allocations, *table, *casts;    /* as they came, checked; borrowed; casts may be NULL */
 	struct str descriptors;             /* a token; n 0: none */
 };
-/* ok: {"bytes","copies","pinned","pin_problem"?}. After an error nothing writes to the segment any more. */
+/* ok: {"bytes","copies","pinned",…}, as api/device-memory.md has it. After an error nothing writes to the segment any more. */
 typedef void (*device_copied_fn)(void *user, enum err e, const json_t *ok);
 
 struct device_copy_parts {

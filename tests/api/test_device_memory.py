@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -146,6 +147,50 @@ def test_many_small_pieces_are_gathered(g, trainer, fail, gathered):
     assert r.copy([target], *pieces, to_device=True).ok(200)["gathered"] == gathered
     assert trainer.bytes_at(place, len(scattered)) == scattered
     g.fail.write_text("")
+    r.drop()
+
+
+@pytest.mark.parametrize("fail", ["", "cuModuleLoadData:0:218", "cuMemHostGetDevicePointer_v2:0:801"])
+def test_pieces_are_cast(g, trainer, fail):
+    """bfloat16 in the slot, float32 on the device, in both directions; where no kernel can be run they are left out, in words."""
+    end_copiers(g)
+    narrow = b"".join(struct.pack("<H", 37 * i % 0x7F80) for i in range(70001))
+    wide = b"".join(b"\0\0" + narrow[i:i + 2] for i in range(0, len(narrow), 2))
+    r = Rank(g, narrow + b"plain")
+    _, source = trainer.legacy(wide + b"plain")
+    half = 2 * 30000
+    rows = [(r.at, half, 0, 1 << 32), (r.at + half, len(narrow) - half, 2 * half, 1 << 32), (r.at + len(narrow), 5, len(wide), 0)]
+    casts = [{"slot": "bfloat16", "device": "float32"}]
+    g.fail.write_text(fail)
+    out = r.copy([source], *rows, casts=casts).ok(200)
+    assert (out["bytes"], out["cast"]) == ((5, 0) if fail else (len(narrow) + 5, len(narrow)))
+    assert ("cast_problem" in out) == bool(fail) and fail[:12] in out.get("cast_problem", "")
+    if not fail:
+        r.pieces(*rows)
+        r.sealed_as_it_should_be()
+        place, target = trainer.legacy(b"#" * (len(wide) + 5))
+        assert r.copy([target], *rows, casts=casts, to_device=True).ok(200)["cast"] == len(narrow)
+        assert trainer.bytes_at(place, len(wide) + 5) == wide + b"plain"
+    g.fail.write_text("")
+    r.drop()
+
+
+@pytest.mark.parametrize("casts, row, why", [
+    ([{"slot": "bfloat16", "device": "float32"}], (0, 4, 0, 2 << 32), "there are 1"),
+    ([{"slot": "bfloat16", "device": "float32"}], (1, 4, 0, 1 << 32), "element"),
+    ([{"slot": "bfloat16", "device": "float32"}], (0, 3, 0, 1 << 32), "element"),
+    ([{"slot": "bfloat16", "device": "float32"}], (0, 4, 2, 1 << 32), "element"),
+    ([{"slot": "bfloat16", "device": "float32"}], (0, 4096, 4096, 1 << 32), "beyond"),
+    ([{"slot": "bfloat16", "device": "int32"}], (0, 4, 0, 1 << 32), "int32"),
+    ([{"slot": "bfloat16", "device": "float4"}], (0, 4, 0, 1 << 32), "dtype"),
+    ([{"slot": "bfloat16"}], (0, 4, 0, 1 << 32), "device"),
+    ([{"slot": "bfloat16", "device": "float32", "more": 1}], (0, 4, 0, 1 << 32), "more"),
+])
+def test_casts_that_cannot_be(g, trainer, casts, row, why):
+    r = Rank(g)
+    _, source = trainer.legacy(bytes(8192))
+    answer = r.copy([source], (r.at + row[0], *row[1:]), casts=casts)
+    assert answer.status in (400, 422) and why in answer.body.decode(), answer.body
     r.drop()
 
 

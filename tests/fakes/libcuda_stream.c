@@ -1,8 +1,8 @@
-/* libcuda_stream.c: the fake driver's streams, events, copies and the one kernel. See libcuda.c. */
+/* libcuda_stream.c: the fake driver's streams, events, copies and kernels. See libcuda.c. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/gather.h"
+#include "device/gather_cast.h"
 #include "fakes/libcuda_impl.h"
 
 struct work {
@@ -165,19 +165,27 @@ cuda_result cuMemcpyDtoDAsync_v2(cuda_ptr to, cuda_ptr from, size_t bytes, struc
 	return copy(fake_cuda_bytes((void *)(uintptr_t)to, bytes), fake_cuda_bytes((void *)(uintptr_t)from, bytes), bytes, s);
 }
 
-/* ---- kernels: the one that there is, by the function that it is made of ---- */
+/* ---- kernels, by the functions that they are made of ---- */
 
 struct CUmod_st {
 	int kernels;
 };
 
+struct launch {
+	const void *rows;              /* behind the device's address */
+	unsigned count, blocks, threads;
+};
+
 struct CUfunc_st {
+	const char *name;
+	void (*run)(const struct launch *l, unsigned row);
+	size_t row_bytes;
 	struct CUmod_st *module;
 };
 
-struct launch {
-	struct gather_row *rows;       /* behind the device's address */
-	unsigned count, blocks, threads;
+struct launched {
+	struct launch l;
+	const struct CUfunc_st *kernel;
 };
 
 /* A fat binary: a head, and images with a head each. The forms are not documented; cuobjdump and fatbinary agree on these fields. */
@@ -260,32 +268,52 @@ cuda_result cuModuleUnload(struct CUmod_st *m)
 	return CUDA_OK;
 }
 
-cuda_result cuModuleGetFunction(struct CUfunc_st **out, struct CUmod_st *m, const char *name)
+static void gather_row(const struct launch *l, unsigned row)
 {
-	static struct CUfunc_st gather;
+	const struct gather_row *r = (const struct gather_row *)l->rows + row;
+	unsigned char *to = fake_cuda_seen(r->to, r->bytes), *from = fake_cuda_seen(r->from, r->bytes);
 
-	BEGIN();
-	if (strcmp(name, "dcpd_gather") != 0)
-		return NOT_FOUND;
-	gather.module = m;
-	*out = &gather;
-	return CUDA_OK;
+	if (!to || !from)
+		fake_sticky = ILLEGAL_ADDRESS;
+	for (unsigned thread = 0; to && from && thread < l->threads; thread++)
+		gather_part(to, from, r->bytes, thread, l->threads);
 }
 
-static int do_gather(void *arg)
+static void cast_row(const struct launch *l, unsigned row)
 {
-	struct launch *l = arg;
+	const struct gather_cast_row *r = (const struct gather_cast_row *)l->rows + row;
+	unsigned char *to = fake_cuda_seen(r->to, r->count * gather_width(r->to_kind));
+	unsigned char *from = fake_cuda_seen(r->from, r->count * gather_width(r->from_kind));
 
-	for (unsigned block = 0; block < l->blocks && !fake_sticky; block++)
-		for (unsigned i = block; i < l->count; i += l->blocks) {
-			const struct gather_row *r = &l->rows[i];
-			unsigned char *to = fake_cuda_seen(r->to, r->bytes), *from = fake_cuda_seen(r->from, r->bytes);
-			if (!to || !from)
-				fake_sticky = ILLEGAL_ADDRESS;
-			for (unsigned thread = 0; to && from && thread < l->threads; thread++)
-				gather_part(to, from, r->bytes, thread, l->threads);
+	if (!to || !from || r->to % gather_width(r->to_kind) || r->from % gather_width(r->from_kind))
+		fake_sticky = ILLEGAL_ADDRESS;
+	for (unsigned thread = 0; !fake_sticky && thread < l->threads; thread++)
+		gather_cast_part(to, from, r, thread, l->threads);
+}
+
+cuda_result cuModuleGetFunction(struct CUfunc_st **out, struct CUmod_st *m, const char *name)
+{
+	static struct CUfunc_st kernels[] = { { "dcpd_gather", gather_row, sizeof(struct gather_row), NULL },
+					      { "dcpd_cast", cast_row, sizeof(struct gather_cast_row), NULL } };
+
+	BEGIN();
+	for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+		if (strcmp(name, kernels[i].name) == 0) {
+			kernels[i].module = m;
+			*out = &kernels[i];
+			return CUDA_OK;
 		}
-	free(l);
+	return NOT_FOUND;
+}
+
+static int do_launch(void *arg)
+{
+	struct launched *k = arg;
+
+	for (unsigned block = 0; block < k->l.blocks; block++)
+		for (unsigned i = block; i < k->l.count && !fake_sticky; i += k->l.blocks)
+			k->kernel->run(&k->l, i);
+	free(k);
 	return FAKE_DONE;
 }
 
@@ -301,11 +329,11 @@ cuda_result cuLaunchKernel(struct CUfunc_st *f, unsigned gx, unsigned gy, unsign
 		return INVALID_VALUE;
 	memcpy(&rows, params[0], sizeof rows); /* arguments are read by the call */
 	memcpy(&l.count, params[1], sizeof l.count);
-	l.rows = fake_cuda_bytes((void *)(uintptr_t)rows, l.count * sizeof *l.rows);
+	l.rows = fake_cuda_bytes((void *)(uintptr_t)rows, l.count * f->row_bytes);
 	if (!l.rows)
 		return INVALID_VALUE;
-	struct launch *kept = calloc(1, sizeof *kept);
-	*kept = l;
-	fake_cuda_push(s, do_gather, kept);
+	struct launched *kept = calloc(1, sizeof *kept);
+	*kept = (struct launched){ l, f };
+	fake_cuda_push(s, do_launch, kept);
 	return CUDA_OK;
 }

@@ -161,7 +161,7 @@ def several_lanes(ref):
     wanted = {f"w{i}": numbers(1 << 20, i) for i in range(8)}
     dcpd.save(wanted, ref)
     into = {k: put(torch.zeros_like(v)) for k, v in wanted.items()}
-    into["w7"] = put(torch.zeros(1 << 20, dtype=torch.float64))  # cast by dcpd's job, of this dtype in the lane
+    into["w7"] = put(torch.zeros(1 << 20, dtype=torch.float64))  # cast on the device, of the stored dtype in the lane
     dcpd.load(ref, into=into)
     assert same({**host(into), "w7": into["w7"].float()}, wanted)
     return opened
@@ -195,6 +195,25 @@ def new_tensors(ref):
     except RuntimeError as e:
         assert "out of memory" in str(e)
     return [x["name"] for x in dcpd.connect().state_dicts.list() if f"-{os.getpid()}-" in x["name"]]
+
+
+def casts(ref, fail, *texts):
+    """Loads into other dtypes than the stored ones: the narrower one goes over the bus. The driver refuses if `fail` says so."""
+    odd = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -1e-45, 65519.0, 65520.0, 3.4e38, 448.0, 1.0005])
+    stored = {"bf16": numbers(2 << 20, 1, torch.bfloat16), "half": numbers(1000, 2, torch.float16), "f32": numbers(1 << 20, 3), "odd": odd,
+              "f8": numbers(4099, 4).to(torch.float8_e5m2), "odd16": odd.bfloat16(), "host": numbers(500, 5, torch.bfloat16),
+              "long": torch.arange(50)}
+    to = {"bf16": torch.float32, "half": torch.float64, "f32": torch.bfloat16, "odd": torch.float64, "f8": torch.float16,
+          "odd16": torch.float16, "host": torch.float32, "long": torch.float32}
+    dcpd.save(stored, ref)
+    wanted = {k: v.to(to[k]) for k, v in stored.items()}
+    for text in texts:
+        pathlib.Path(fail).write_text(text)
+        into = {k: torch.zeros(v.shape, dtype=to[k]) if k == "host" else put(torch.full(v.shape, 7.0).to(to[k])) for k, v in stored.items()}
+        dcpd.load(ref, into=into)
+        got = host(into)
+        assert all(torch.equal(got[k].nan_to_num(5.0), wanted[k].nan_to_num(5.0)) for k in stored), text
+        assert got["bf16"].dtype == torch.float32 and got["odd"].signbit().tolist()[:4] == odd.signbit().tolist()[:4]
 
 
 def by_rules(ref):

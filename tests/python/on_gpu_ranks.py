@@ -65,6 +65,14 @@ def whole(pg, rank, ref, how):
     return sorted(flat)
 
 
+def into_doubles(pg, rank, ref, on_device):
+    """A tensor of another dtype than the stored one, which only the ranks `on_device` have on a GPU."""
+    t = torch.zeros(2 << 20, dtype=torch.float64)
+    into = {"model": {"w": put(t) if rank in on_device else t}}
+    dcpd.load(ref, into=into, process_group=pg)
+    assert torch.equal(into["model"]["w"].as_subclass(torch.Tensor), wanted()["model"]["w"].double())
+
+
 def no_room(pg, rank, ref):
     """The device of rank 1 has no room."""
     monkey = []

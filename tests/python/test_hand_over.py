@@ -105,13 +105,32 @@ def test_a_driver_that_refuses_is_asked_again(run, g, fail, said):
 
 def test_a_load_goes_through_three_page_locked_lanes(run):
     told, n = run("several_lanes")
-    assert told["out"] == [3] and n == 7 * (4 << 20) + (8 << 20) and told["said"] == []
+    assert told["out"] == [3] and n == 8 * (4 << 20) and told["said"] == []
 
 
 def test_new_tensors_on_the_device(run):
     told, n = run("new_tensors")
     assert n == 2 * (2 * (2 << 20) + 4) + 4 * (3 << 20) + 4 * 5 and told["said"] == [], (told, n)
     assert told["out"] == [], "segments that a load has made are gone when it has failed"
+
+
+CASTS = 2 * (2 << 20) + 2 * 1000 + 2 * (1 << 20) + 4 * 12 + 4099 + 2 * 12 + 4 * 50  # what goes over the bus
+
+
+def test_a_load_into_other_dtypes_is_cast_on_the_device(run, g):
+    told, n = run("casts", g.fail, "")
+    assert n == CASTS and told["said"] == [], (told, n)
+
+
+@pytest.mark.parametrize("fail", ["cuModuleLoadData:0:218", "cuMemHostGetDevicePointer_v2:0:801"])
+def test_a_device_that_runs_no_kernel_casts_nothing(run, tmp_path, fail):
+    d = gpu_daemon(tmp_path)
+    try:
+        told, n = run("casts", d.fail, fail, d=d)
+    finally:
+        d.discard()
+    assert n == 2 * (1 << 20) + 4 * 50 and len(told["said"]) == 1, (told, n)
+    assert "casts what it loads to a GPU itself" in told["said"][0] and fail[:12] in told["said"][0] and told["off"] == [], told
 
 
 def test_new_tensors_that_rules_make_go_through_the_lanes(run):
@@ -189,6 +208,15 @@ def test_new_tensors_of_several_ranks(two, g, how, keys, handed):
     before = copied(g)
     assert pool(on_gpu_ranks.whole, ref, how) == [keys] * 2
     assert copied(g) - before == 2 * handed
+
+
+@pytest.mark.parametrize("on_device, handed", [([0, 1], 2 * (8 << 20)), ([0], 16 << 20)])
+def test_a_cast_of_several_ranks(two, g, on_device, handed):
+    """A GPU casts what no rank has to have cast elsewhere: a tensor has one dtype in the segments of all ranks."""
+    pool, ref = two
+    before = copied(g)
+    pool(on_gpu_ranks.into_doubles, ref, on_device)
+    assert copied(g) - before == handed
 
 
 def test_a_rank_without_room_on_its_device(two):

@@ -2,7 +2,7 @@
 #include "comm/comm.h"
 
 #include "lib/t_nccl.h"
-#include "tensor/cast_impl.h"
+#include "tensor/small_float.h"
 
 /* ---- moving ---- */
 

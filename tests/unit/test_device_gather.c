@@ -1,12 +1,14 @@
 /* test_device_gather.c: many small pieces by one launch, in both directions: every distance of the addresses from a word's boundary, every
- * short length, nothing written beside a piece; and a driver that does not run the kernel. The fake driver runs the kernel's own function;
- * the cases without injected errors run over a real GPU too (make check-gpu). */
+ * short length, nothing written beside a piece; casts between all floating dtypes, bit for bit as the CPU's; and a driver that does not
+ * run the kernels. The fake driver runs the kernels' own functions; the cases without injected errors run over a real GPU too (make
+ * check-gpu). */
 #include "device/device.h"
 
 #include <dlfcn.h>
 
 #include "base/mem.h"
 #include "lib/t_fakes.h"
+#include "tensor/cast.h"
 
 enum { ROOM = 1 << 20, WAIT_MS = 20000, BESIDE = 0x5a };
 
@@ -111,11 +113,108 @@ static void test_gather(void **)
 	t_fakes_run(gather_case, "to the host");
 }
 
+static const enum dtype floats[] = { DT_FLOAT64, DT_FLOAT32, DT_FLOAT16, DT_BFLOAT16, DT_FLOAT8_E4M3FN, DT_FLOAT8_E5M2,
+				     DT_FLOAT8_E4M3FNUZ, DT_FLOAT8_E5M2FNUZ, DT_FLOAT8_E8M0FNU };
+
+enum { FLOATS = sizeof floats / sizeof *floats, CODES = 1 << 16, SPAN = ROOM / 2 };
+
+/* Elements of a dtype: every code of one that has 16 bits or fewer; of others the edges of each narrower dtype's numbers, their halves and
+ * neighbours, subnormals, infinities and NaNs of all kinds, and codes at random. */
+static void make_elements(unsigned char *p, enum dtype d)
+{
+	uint64_t random = 88172645463325252ull;
+
+	for (uint32_t i = 0; i < CODES; i++) {
+		random ^= random << 13, random ^= random >> 7, random ^= random << 17;
+		uint32_t low = random & 1 ? (uint32_t)(random >> 40) & 3 : (uint32_t)(random >> 40) & 0xFFFF, single = i << 16 | low;
+		uint64_t twice = (uint64_t)i << 48 | (random & 2 ? random >> 20 & 0xFFFFFFFFFFFF : random >> 60);
+		if (dtype_bytes(d) == 8 && i % 4 == 1) { /* what floats hold, and halves between them */
+			float f;
+			memcpy(&f, &single, sizeof f);
+			double wide = f;
+			memcpy(&twice, &wide, sizeof twice);
+			twice += random % 3 ? 0 : 1u << 28;
+		}
+		memcpy(p + (uint64_t)i * dtype_bytes(d), dtype_bytes(d) == 8 ? (void *)&twice : (void *)&single, dtype_bytes(d));
+		if (dtype_bytes(d) <= 2) {
+			uint16_t code = (uint16_t)i;
+			memcpy(p + (uint64_t)i * dtype_bytes(d), &code, dtype_bytes(d));
+		}
+	}
+}
+
+/* One pair, in parts that begin at every distance of elements from a word's boundary, on both sides. */
+static void cast_pair(struct world *w, enum dtype to, enum dtype from)
+{
+	CLEANUP(mem_free_ptr) struct device_cast *casts = mem_zalloc(DEVICE_GATHER_MAX, sizeof *casts);
+	uint64_t in = dtype_bytes(from), out = dtype_bytes(to), room_in = SPAN + 64, room_out = SPAN + 64, at_in = 0, at_out = 0;
+	bool to_host = out <= in;
+	unsigned char *source = w->back;
+	uint32_t n = 0;
+
+	C_TRUE(casts && device_casts(to, from));
+	memset(source, 0, ROOM);
+	make_elements(source, from);
+	memset(w->want, BESIDE, ROOM);
+	memset(w->host, BESIDE, ROOM);
+	if (!to_host)
+		memcpy(w->host, source, room_in);
+	C_OK(device_copy(w->d, w->there, to_host ? source : w->want, ROOM, DEVICE_PUT));
+	for (uint32_t done = 0; done < CODES && at_in < room_in && at_out < room_out; n++) {
+		uint64_t count = n < 64 ? n % 9 : 4096;
+		if (count > CODES - done)
+			count = CODES - done;
+		if ((at_out + count + 9) * out > room_out || (at_in + count) * in > room_in)
+			break;
+		char *host = (char *)w->seen + (to_host ? at_out * out : at_in * in);
+		char *there = w->there + (to_host ? at_in * in : at_out * out);
+		casts[n] = (struct device_cast){ to_host ? host : there, to_host ? there : host, count, to, from };
+		C_OK(cast_run(w->want + at_out * out, to, source + at_in * in, from, count));
+		done += (uint32_t)count;
+		at_in += count;
+		at_out += count + n % 5; /* the two sides drift apart */
+	}
+	C_TRUE(at_in == CODES || in == 8 || out == 8);
+	C_OK(device_cast(w->d, casts, n, 1));
+	C_OK(device_mark(w->d, 1));
+	C_OK(device_mark_wait(w->d, 1, WAIT_MS));
+	if (!to_host)
+		C_OK(device_copy(w->d, w->host, w->there, ROOM, DEVICE_GET));
+	C_OK(device_wait(w->d, WAIT_MS));
+	for (uint64_t i = 0; i < room_out; i++)
+		if (w->host[i] != w->want[i]) {
+			fprintf(stderr, "%s to %s: byte %ju is %02x, not %02x\n", dtype_name(from), dtype_name(to), (uintmax_t)i,
+				w->host[i], w->want[i]);
+			_exit(1);
+		}
+}
+
+static void cast_case(void *)
+{
+	struct world w;
+
+	begin(&w);
+	for (uint32_t a = 0; a < FLOATS; a++)
+		for (uint32_t b = 0; b < FLOATS; b++)
+			if (a != b)
+				cast_pair(&w, floats[a], floats[b]);
+	C_TRUE(!device_casts(DT_FLOAT32, DT_FLOAT32) && !device_casts(DT_INT8, DT_FLOAT32));
+	C_TRUE(!device_casts(DT_FLOAT32, DT_FLOAT4_E2M1FN_X2));
+	C_OK(device_cast(w.d, NULL, 0, 0));
+	end(&w);
+}
+
+static void test_casts(void **)
+{
+	t_fakes_run(cast_case, NULL);
+}
+
 /* The text of the calls that prepare a kernel, the driver's answer. */
 static const char *const refusals[][2] = {
 	{ "cuModuleLoadData:0:218", "cuModuleLoadData: a PTX JIT compilation failed" },
 	{ "cuModuleLoadData:0:222", "cuModuleLoadData: the driver has no text for it" },
 	{ "cuModuleGetFunction:1:500", "cuModuleGetFunction: named symbol not found" },
+	{ "cuModuleGetFunction:2:500", "cuModuleGetFunction: named symbol not found" },
 	{ "cuMemAlloc_v2:1:2", "cuMemAlloc: out of memory" },
 };
 
@@ -133,6 +232,7 @@ static void refused_case(void *arg)
 	unsetenv("FAKE_CUDA_FAIL");
 	C_ERR(BACKEND_UNAVAILABLE, device_gather(w.d, &piece, 1, 0)); /* not tried again */
 	C_TEXT(refusal[1]);
+	C_ERR(BACKEND_UNAVAILABLE, device_cast(w.d, &(struct device_cast){ w.seen, w.there, 1, DT_FLOAT16, DT_FLOAT32 }, 1, 0));
 	C_OK(device_copy(w.d, w.host, w.there, 10, DEVICE_GET));
 	C_OK(device_wait(w.d, WAIT_MS));
 	end(&w);
@@ -201,12 +301,14 @@ static void test_code(void **)
 
 static void cpu_case(void *)
 {
+	struct device_cast cast = { .count = 1, .to_dtype = DT_FLOAT16, .from_dtype = DT_FLOAT32 };
 	struct device_piece piece = { .bytes = 1 };
 	struct device *d;
 	void *p;
 
 	C_OK(device_open(DEVICE_CPU, &d));
 	C_ERR(BACKEND_UNAVAILABLE, device_gather(d, &piece, 1, 0));
+	C_ERR(BACKEND_UNAVAILABLE, device_cast(d, &cast, 1, 0));
 	C_ERR(BACKEND_UNAVAILABLE, device_host_pointer(d, &piece, &p));
 	device_close(d);
 }
@@ -218,8 +320,8 @@ static void test_cpu(void **)
 
 int main(int, char **argv)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(test_gather), cmocka_unit_test(test_code), cmocka_unit_test(test_refused),
-					    cmocka_unit_test(test_cpu) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(test_gather), cmocka_unit_test(test_code),	 cmocka_unit_test(test_casts),
+					    cmocka_unit_test(test_refused), cmocka_unit_test(test_cpu) };
 
 	t_fakes_use(argv);
 	return cmocka_run_group_tests_name("device_gather", tests, NULL, NULL);

@@ -26,8 +26,8 @@ struct cuda_dev {
 		enum err state;        /* of the first try: later ones give the same answer */
 		struct err_info why;
 		struct CUmod_st *module;
-		struct CUfunc_st *kernel;
-		struct gather_row *rows;    /* DEVICE_GATHER_MAX for each mark, and the same on the GPU */
+		struct CUfunc_st *copy, *cast;
+		char *rows;            /* DEVICE_GATHER_MAX of a kernel's rows for each mark, and the same on the GPU */
 		cuda_ptr rows_there;
 	} gather;
 };
@@ -36,6 +36,7 @@ struct cuda_dev {
 FALLIBLE enum err cuda_check(cuda_result r, const char *call);
 enum err cuda_host_pointer(struct device *d, void *p, void **out);
 enum err cuda_gather(struct device *d, const struct device_piece *pieces, uint32_t n, uint32_t mark);
+enum err cuda_cast(struct device *d, const struct device_cast *casts, uint32_t n, uint32_t mark);
 void cuda_gather_end(struct cuda_dev *c);
 enum err cuda_import(struct device *d, const struct device_handle *h, struct device_import *out);
 enum err cuda_import_end(struct device *d, struct device_import *i);

@@ -135,6 +135,16 @@ FALLIBLE enum err device_gather(struct device *d, const struct device_piece *pie
 	return n ? d->ops->gather(d, pieces, n, mark) : OK;
 }
 
+FALLIBLE enum err device_cast(struct device *d, const struct device_cast *casts, uint32_t n, uint32_t mark)
+{
+	must(n <= DEVICE_GATHER_MAX && mark < DEVICE_MARKS);
+	if (!d->ops->cast)
+		return ERR(BACKEND_UNAVAILABLE, "there is no GPU for a kernel");
+	for (uint32_t i = 0; i < n; i++)
+		must(device_casts(casts[i].to_dtype, casts[i].from_dtype));
+	return n ? d->ops->cast(d, casts, n, mark) : OK;
+}
+
 FALLIBLE enum err device_import(struct device *d, const struct device_handle *h, struct device_import *out)
 {
 	if (!d->ops->import)

@@ -15,7 +15,7 @@
  * ERR_DEVICE_FAILED for the rest; the text names the driver's call, its error and what the driver says about it. After
  * ERR_DEVICE_FAILED the process's context is usually lost: the gang is renewed. */
 #pragma once
-#include "base/err.h"
+#include "tensor/dtype.h"
 
 enum { DEVICE_CPU = -1, DEVICE_MARKS = 8, DEVICE_NAME_MAX = 128, DEVICE_UUID_MAX = 48, DEVICE_IPC_BYTES = 64 };
 
@@ -72,6 +72,21 @@ FALLIBLE enum err device_host_pointer(struct device *d, void *p, void **out);
 /* Copies up to DEVICE_GATHER_MAX pieces, which are read here, by one launch of a kernel. The last gather with this mark must be done:
  * set the mark behind it, and wait for it. ERR_BACKEND_UNAVAILABLE: no kernel runs here, copy one by one; nothing was begun. */
 FALLIBLE enum err device_gather(struct device *d, const struct device_piece *pieces, uint32_t n, uint32_t mark);
+
+/* ---- casts on the way ---- */
+
+/* The narrower side of a cast crosses the bus, so casts are done on the device where that side is the host's: a load of bfloat16 into
+ * float32 moves half of the bytes. Why no statistics and digests: CONTRIBUTING.md. */
+struct device_cast {
+	void *to;                      /* addresses as the GPU sees them, multiples of the elements' sizes */
+	const void *from;
+	uint64_t count;                /* of elements */
+	enum dtype to_dtype, from_dtype;
+};
+/* Whether a GPU casts this pair: two different floating dtypes of cast.h, but for packed ones. */
+bool device_casts(enum dtype to, enum dtype from);
+/* As device_gather, with its limits and marks: casts as cast_run does, bit for bit. */
+FALLIBLE enum err device_cast(struct device *d, const struct device_cast *casts, uint32_t n, uint32_t mark);
 
 /* ---- memory of another process ---- */
 

@@ -16,6 +16,7 @@ struct device_ops {
 	enum err (*import_end)(struct device *d, struct device_import *i);
 	enum err (*host_pointer)(struct device *d, void *p, void **out);
 	enum err (*gather)(struct device *d, const struct device_piece *pieces, uint32_t n, uint32_t mark);   /* NULL: host memory only */
+	enum err (*cast)(struct device *d, const struct device_cast *casts, uint32_t n, uint32_t mark);       /* NULL: the same */
 	enum err (*enter)(struct device *d);
 	void *(*stream)(struct device *d);
 };

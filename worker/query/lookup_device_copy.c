@@ -5,7 +5,8 @@
  * hold, and its streams; a segment is page-locked here once and used for every step.
  *
  * Small pieces are gathered: one launch of a kernel copies thousands of them (device_gather), where a kernel can be run and the segment
- * is page-locked.
+ * is page-locked. Casts are done by a kernel, too, which reads or writes the page-locked slot; where none can be run, pieces that are cast
+ * are left out, and the answer says so.
  *
  * All copies are begun on one stream and a mark follows each WINDOW of them, so that the link never waits for us, and a device that does
  * not come on is noticed within STALL_MS. Pieces that touch are one copy. Whoever asked may change its weights when the answer is there:
@@ -19,15 +20,21 @@
 #include "query/lookup.h"
 #include "session/gpu.h"
 
-enum { ALLOCATIONS_MAX = 4096, PIECES_MAX = 1 << 22, WINDOW_BYTES = 64 << 20, WINDOW_COPIES = 512, COPY_BYTES = 16 << 20,
-       STALL_MS = 20000, GATHER_BYTES = 64 << 10, GATHER_LEAST = 16 };
+enum { ALLOCATIONS_MAX = 4096, CASTS_MAX = 64, PIECES_MAX = 1 << 22, WINDOW_BYTES = 64 << 20, WINDOW_COPIES = 512, COPY_BYTES = 16 << 20,
+       STALL_MS = 20000, GATHER_BYTES = 64 << 10, GATHER_LEAST = 16,
+       CAST_ELEMENTS = 64 << 10 };
 
 /* A row of the table, little-endian. */
 struct piece {
 	uint64_t at;                   /* in the segment */
-	uint64_t bytes;
+	uint64_t bytes;                /* there */
 	uint64_t offset;               /* in the allocation */
-	uint64_t allocation;           /* index into the question's */
+	uint32_t allocation;           /* index into the question's */
+	uint32_t cast;                 /* 1 + index into the question's; 0: bytes are copied as they are */
+};
+
+struct cast {
+	enum dtype slot, device;
 };
 
 struct device_copy {
@@ -37,6 +44,8 @@ struct device_copy {
 	struct device_import *imports;
 	uint32_t count, opened;
 	struct gpu_segment segment;
+	struct cast *casts;
+	uint32_t cast_count;
 	uint64_t table_at, table_bytes;
 	struct piece *pieces;
 	uint64_t piece_count, bytes, copies;
@@ -48,6 +57,10 @@ struct device_copy {
 	uint32_t small_count;
 	uint64_t gathered;
 	char not_gathered[160];        /* why kernels do not run */
+	struct device_cast *rows;      /* begun with the next launch */
+	uint32_t row_count;
+	uint64_t rows_bytes, cast;     /* of these in the slot; of those that were begun */
+	char not_cast[160];            /* why pieces that are cast are left out */
 };
 
 /* ------------------------------------------------------------------------------------------------------ the question */
@@ -94,6 +107,35 @@ static FALLIBLE enum err read_handles(struct device_copy *c, const json_t *q, co
 	return OK;
 }
 
+static FALLIBLE enum err read_casts(struct device_copy *c, const json_t *q)
+{
+	const json_t *list = json_object_get(q, "casts"), *one;
+	size_t n = json_array_size(list), i;
+
+	if (n > CASTS_MAX)
+		return ERR(VALIDATION_FAILED, "%zu casts: there may be %d", n, CASTS_MAX);
+	c->casts = mem_zalloc(n + 1, sizeof *c->casts);
+	NEED(c->casts, "no memory for %zu casts", n);
+	json_array_foreach(list, i, one) {
+		const char *slot = json_string_value(json_object_get(one, "slot"));
+		const char *device = json_string_value(json_object_get(one, "device"));
+		TRY(dtype_parse(str_of(slot ? slot : ""), &c->casts[i].slot));
+		TRY(dtype_parse(str_of(device ? device : ""), &c->casts[i].device));
+		if (!device_casts(c->casts[i].slot, c->casts[i].device))
+			return ERR(VALIDATION_FAILED, "a GPU does not cast between %s and %s", slot, device);
+	}
+	c->cast_count = (uint32_t)n;
+	return OK;
+}
+
+/* Bytes of a piece on the device. */
+static uint64_t device_bytes(const struct device_copy *c, const struct piece *p)
+{
+	const struct cast *how = p->cast ? &c->casts[p->cast - 1] : NULL;
+
+	return how ? p->bytes / dtype_bytes(how->slot) * dtype_bytes(how->device) : p->bytes;
+}
+
 static void take_table(void *user)
 {
 	struct device_copy *c = user;
@@ -106,13 +148,19 @@ static FALLIBLE enum err check_piece(const struct device_copy *c, uint64_t i)
 	const struct piece *p = &c->pieces[i];
 
 	if (p->allocation >= c->count)
-		return ERR(VALIDATION_FAILED, "piece %ju is of allocation %ju: there are %u", (uintmax_t)i, (uintmax_t)p->allocation,
-			   c->count);
+		return ERR(VALIDATION_FAILED, "piece %ju is of allocation %u: there are %u", (uintmax_t)i, p->allocation, c->count);
+	if (p->cast > c->cast_count)
+		return ERR(VALIDATION_FAILED, "piece %ju is of cast %u: there are %u", (uintmax_t)i, p->cast - 1, c->cast_count);
 	uint64_t room = c->handles[p->allocation].bytes;
 	if (p->at > c->table_at || p->bytes > c->table_at - p->at)
 		return ERR(VALIDATION_FAILED, "piece %ju, %ju bytes at %ju of the segment, does not end before the table", (uintmax_t)i,
 			   (uintmax_t)p->bytes, (uintmax_t)p->at);
-	if (p->offset > room || p->bytes > room - p->offset)
+	if (p->cast) {
+		uint32_t slot = dtype_bytes(c->casts[p->cast - 1].slot), device = dtype_bytes(c->casts[p->cast - 1].device);
+		if (p->at % slot || p->bytes % slot || p->offset % device)
+			return ERR(VALIDATION_FAILED, "piece %ju is cast, and does not begin and end with an element", (uintmax_t)i);
+	}
+	if (p->offset > room || device_bytes(c, p) > room - p->offset)
 		return ERR(VALIDATION_FAILED, "piece %ju, %ju bytes at %ju, is beyond the %ju bytes of allocation %ju", (uintmax_t)i,
 			   (uintmax_t)p->bytes, (uintmax_t)p->offset, (uintmax_t)room, (uintmax_t)p->allocation);
 	return OK;
@@ -136,7 +184,7 @@ static FALLIBLE enum err read_table(struct device_copy *c, const json_t *q, uint
 	TRY(seg_guard(take_table, c));
 	for (uint64_t i = 0; i < c->piece_count; i++) {
 		struct piece *p = &c->pieces[i];
-		*p = (struct piece){ le64toh(p->at), le64toh(p->bytes), le64toh(p->offset), le64toh(p->allocation) };
+		*p = (struct piece){ le64toh(p->at), le64toh(p->bytes), le64toh(p->offset), le32toh(p->allocation), le32toh(p->cast) };
 		TRY(check_piece(c, i));
 	}
 	return OK;
@@ -180,11 +228,11 @@ static FALLIBLE enum err copy_one(struct device_copy *c, const struct piece *p)
 	for (uint64_t done = 0; done < p->bytes;) {
 		uint64_t n = num_min(p->bytes - done, COPY_BYTES);
 		unsigned char *host = c->segment.p + p->at + done;
-		char *there = (char *)c->imports[p->allocation].p + p->offset + done;
+		char *far = (char *)c->imports[p->allocation].p + p->offset + done;
 		if (c->to_device)
-			TRY(device_copy(c->w->gpu, there, host, n, DEVICE_PUT));
+			TRY(device_copy(c->w->gpu, far, host, n, DEVICE_PUT));
 		else
-			TRY(device_copy(c->w->gpu, host, there, n, DEVICE_GET));
+			TRY(device_copy(c->w->gpu, host, far, n, DEVICE_GET));
 		done += n;
 		c->bytes += n;
 		c->copies++;
@@ -206,8 +254,8 @@ static FALLIBLE enum err launch(struct device_copy *c)
 {
 	for (uint32_t i = 0; i < c->small_count; i++) {
 		const struct piece *p = &c->small[i];
-		char *host = c->seen + p->at, *there = (char *)c->imports[p->allocation].p + p->offset;
-		c->ready[i] = (struct device_piece){ c->to_device ? there : host, c->to_device ? host : there, p->bytes };
+		char *host = c->seen + p->at, *far = (char *)c->imports[p->allocation].p + p->offset;
+		c->ready[i] = (struct device_piece){ c->to_device ? far : host, c->to_device ? host : far, p->bytes };
 	}
 	TRY(device_gather(c->w->gpu, c->ready, c->small_count, c->mark));
 	for (uint32_t i = 0; i < c->small_count; i++)
@@ -232,8 +280,53 @@ static FALLIBLE enum err gather(struct device_copy *c)
 	return e == ERR_BACKEND_UNAVAILABLE ? OK : e;
 }
 
+/* No kernel, or no slot that it could reach: nothing has been cast, and nothing will be. */
+static void cast_not(struct device_copy *c, const char *why)
+{
+	snprintf(c->not_cast, sizeof c->not_cast, "%.*s", (int)sizeof c->not_cast - 1, why);
+}
+
+/* Begins the casts in `rows`. */
+static FALLIBLE enum err launch_casts(struct device_copy *c)
+{
+	if (!c->row_count)
+		return OK;
+	enum err e = device_cast(c->w->gpu, c->rows, c->row_count, c->mark);
+	c->row_count = 0;
+	if (e == ERR_BACKEND_UNAVAILABLE) {
+		cast_not(c, err_last()->text);
+		return OK;
+	}
+	TRY(e);
+	c->bytes += c->rows_bytes;
+	c->cast += c->rows_bytes;
+	c->rows_bytes = 0;
+	return end_window(c); /* its mark is the launch's */
+}
+
+static FALLIBLE enum err cast(struct device_copy *c, const struct piece *p)
+{
+	const struct cast *how = &c->casts[p->cast - 1];
+	uint64_t slot = dtype_bytes(how->slot), device = dtype_bytes(how->device), n;
+
+	if (!c->seen && !c->not_cast[0])
+		cast_not(c, c->segment.not_pinned ? c->segment.not_pinned : c->not_gathered);
+	for (uint64_t done = 0, count = p->bytes / slot; done < count && !c->not_cast[0]; done += n) {
+		char *host = c->seen + p->at + done * slot, *far = (char *)c->imports[p->allocation].p + p->offset + done * device;
+		n = num_min(count - done, CAST_ELEMENTS);
+		c->rows[c->row_count++] = c->to_device ? (struct device_cast){ far, host, n, how->device, how->slot }
+						       : (struct device_cast){ host, far, n, how->slot, how->device };
+		c->rows_bytes += n * slot;
+		if (c->row_count == DEVICE_GATHER_MAX)
+			TRY(launch_casts(c));
+	}
+	return OK;
+}
+
 static FALLIBLE enum err copy(struct device_copy *c, const struct piece *p)
 {
+	if (p->cast)
+		return cast(c, p);
 	if (!c->seen || p->bytes > GATHER_BYTES)
 		return copy_one(c, p);
 	c->small[c->small_count++] = *p;
@@ -245,11 +338,12 @@ static FALLIBLE enum err prepare_gather(struct device_copy *c)
 {
 	void *seen;
 
-	if (c->segment.not_pinned || c->piece_count < GATHER_LEAST)
+	if (c->segment.not_pinned || (c->piece_count < GATHER_LEAST && !c->cast_count))
 		return OK;
 	c->small = mem_alloc(DEVICE_GATHER_MAX * sizeof *c->small);
 	c->ready = mem_alloc(DEVICE_GATHER_MAX * sizeof *c->ready);
-	NEED(c->small && c->ready, "no memory for small pieces");
+	c->rows = c->cast_count ? mem_alloc(DEVICE_GATHER_MAX * sizeof *c->rows) : NULL;
+	NEED(c->small && c->ready && (c->rows || !c->cast_count), "no memory for small pieces");
 	if (device_host_pointer(c->w->gpu, c->segment.p, &seen) == OK)
 		c->seen = seen;
 	else
@@ -263,7 +357,8 @@ static FALLIBLE enum err copy_all(struct device_copy *c)
 
 	for (uint64_t i = 1; i < c->piece_count; i++) {
 		const struct piece *p = &c->pieces[i];
-		if (p->allocation == now.allocation && p->at == now.at + now.bytes && p->offset == now.offset + now.bytes) {
+		if (p->allocation == now.allocation && p->cast == now.cast && p->at == now.at + now.bytes &&
+		    p->offset == now.offset + device_bytes(c, &now)) {
 			now.bytes += p->bytes;
 			continue;
 		}
@@ -272,6 +367,7 @@ static FALLIBLE enum err copy_all(struct device_copy *c)
 	}
 	TRY(copy(c, &now));
 	TRY(gather(c));
+	TRY(launch_casts(c));
 	return device_wait(c->w->gpu, STALL_MS);
 }
 
@@ -286,6 +382,7 @@ static FALLIBLE enum err run(struct device_copy *c, const json_t *q, const int *
 	TRY(gpu_open_by_uuid(c->w, uuid));
 	TRY(read_handles(c, q, fds, fd_count));
 	TRY(gpu_map_segment(c->w, fds[0], segment_bytes, &c->segment));
+	TRY(read_casts(c, q));
 	TRY(read_table(c, q, segment_bytes));
 	TRY(open_handles(c));
 	TRY(prepare_gather(c));
@@ -318,6 +415,8 @@ enum err lookup_device_copy(struct worker *w, const json_t *q, const int *fds, u
 	mem_free(c.pieces);
 	mem_free(c.small);
 	mem_free(c.ready);
+	mem_free(c.casts);
+	mem_free(c.rows);
 	if (closed)
 		return closed;
 	if (e) {
@@ -329,6 +428,10 @@ enum err lookup_device_copy(struct worker *w, const json_t *q, const int *fds, u
 		   (uintmax_t)c.gathered, c.segment.not_pinned ? "false" : "true");
 	if (c.segment.not_pinned)
 		buf_json_member(out, ",\"pin_problem\":", str_of(c.segment.not_pinned));
+	if (c.cast_count)
+		buf_printf(out, ",\"cast\":%ju", (uintmax_t)c.cast);
+	if (c.not_cast[0])
+		buf_json_member(out, ",\"cast_problem\":", str_of(c.not_cast));
 	if (c.not_gathered[0])
 		buf_json_member(out, ",\"gather_problem\":", str_of(c.not_gathered));
 	buf_puts(out, "}");

@@ -17,7 +17,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "tensor/cast_impl.h"
+#include "tensor/small_float.h"
 #if defined(__x86_64__)
 #include "tensor/cast_x86.h"
 #else

@@ -11,17 +11,18 @@ import json
 import os
 import socket
 import struct
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from . import _http, errors
+from . import _dtypes, _http, errors
 
-Piece = Tuple[int, int, int]  # place in the slot, address on the device, bytes
+# (place in the slot, address on the device, bytes there), or with a cast also (dtype in the slot, dtype on the device)
+Piece = Union[Tuple[int, int, int], Tuple[int, int, int, str, str]]
 
 _DEVICE, _LEGACY, _MAPPING_BYTES, _MAPPING_BASE = 9, 10, 18, 19  # CUpointer_attribute
 _FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _BATCH = 250
 _U64 = ctypes.c_uint64
-_ROW = struct.Struct("<4Q")
+_ROW = struct.Struct("<3Q2L")
 
 
 class Driver:
@@ -81,31 +82,39 @@ class Driver:
 
 
 class HandOver:
-    """Pieces of device memory, as a request names them: `device`, `allocations`, `rows` of the table, and `fds`, which close() closes."""
+    """Pieces of device memory, as a request names them: `device`, `allocations`, `rows` of the table, `casts`, and `fds`, which close()
+    closes."""
 
     def __init__(self, driver: Driver, pieces: Sequence[Piece]) -> None:
         self.device, self.rows = driver.uuid(pieces[0][1]), bytearray()
         self.allocations: List[Dict[str, Any]] = []
         self.fds: List[int] = []
+        self.casts: List[Dict[str, str]] = []
         self._driver = driver
         self._begins: List[int] = []                      # of the allocations known so far, in order of address,
         self._known: List[Tuple[int, int]] = []           # with their bytes and their index in `allocations`
         try:
-            for place, address, size in pieces:
-                self._add(place, address, size)
+            for p in pieces:
+                self._add(p[0], p[1], p[2], {"slot": p[3], "device": p[4]} if len(p) == 5 else None)
         except BaseException:
             self.close()
             raise
 
-    def _add(self, place: int, address: int, size: int) -> None:
+    def _add(self, place: int, address: int, size: int, cast: Optional[Dict[str, str]]) -> None:
+        slot = device = 1
+        if cast is not None:
+            slot, device = _dtypes.itemsize(cast["slot"]), _dtypes.itemsize(cast["device"])
+            if cast not in self.casts:
+                self.casts.append(cast)
+        number = 0 if cast is None else 1 + self.casts.index(cast)
         while size:
             k = bisect.bisect_right(self._begins, address) - 1
             if k < 0 or address >= self._begins[k] + self._known[k][0]:
                 k = self._name(*self._driver.allocation(address))
             base, (room, index) = self._begins[k], self._known[k]
             n = min(size, base + room - address)  # a tensor in an expandable segment may lie in several allocations
-            self.rows += _ROW.pack(place, n, address - base, index)
-            place, address, size = place + n, address + n, size - n
+            self.rows += _ROW.pack(place, n // device * slot, address - base, index, number)
+            place, address, size = place + n // device * slot, address + n, size - n
 
     def _name(self, base: int, room: int) -> int:
         """Takes an allocation up; its place among those known."""

@@ -10,7 +10,7 @@ import os
 import time
 from typing import Any, Callable, Collection, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
-from . import _ring, _session, _tensors, errors
+from . import _device, _dtypes, _ring, _session, _tensors, errors
 from .client import Client
 from .image import Layout
 
@@ -24,6 +24,11 @@ Wait = Callable[[Any], None]
 _off: Dict[str, str] = {}        # by daemon: why nothing is handed over any more
 _said: Set[Tuple[str, str]] = set()
 _kept: List[List[Any]] = []      # tensors that a worker may still write to: never freed
+
+
+def casts(client: Client) -> bool:
+    """Whether this daemon's GPU casts for us, as far as it has not refused."""
+    return client.casts and bool(client._t.endpoint.unix) and client.url not in _off and os.environ.get("DCPD_HAND_OVER") != "0"
 
 
 def worth(client: Client, sizes: Sequence[int]) -> int:
@@ -41,11 +46,18 @@ def plan(client: Client, d: _tensors.Described, layout: Layout) -> Optional["Han
         return None
     found: Dict[int, int] = {}
     for i in d.outline.rest if d.outline is not None else range(len(d.sources)):
-        at = _tensors.device_memory(d.sources[i], layout.chunks[i])
+        t, spec = d.sources[i], layout.chunks[i]
+        at = _tensors.device_memory(t, spec)
+        if at is None and client.casts:
+            at = _tensors.device_cast(t, spec)
         if at is not None:
             found[i] = at
-    room = worth(client, [layout.sizes[i] for i in found])
+    room = worth(client, [_bytes(d.sources[i]) for i in found])
     return Hand(client, d, layout, found, room) if room else None
+
+
+def _bytes(t: Any) -> int:
+    return int(t.numel() * t.element_size())
 
 
 class Hand:
@@ -63,10 +75,10 @@ class Hand:
         whose answer is lost is outlasted: see `_outlast`."""
         done: Set[int] = set()
         for device, mine in self._by_device(chunks).items():
-            pieces = [(v.at(i), self._addresses[i], self._layout.sizes[i]) for i in mine]
+            pieces = [self._piece(v.at(i), i) for i in mine]
             (wait or _wait)(device)
             try:
-                self._client.state_dicts.copy(name, rank, generation, pieces, v._buffer, v.end + -v.end % 8, to_device=to_device)
+                told = self._client.state_dicts.copy(name, rank, generation, pieces, v._buffer, v.end + -v.end % 8, to_device=to_device)
             except BaseException as e:
                 if to_device and not _has_ended(e):
                     _outlast(self._client, name, [self._d.sources[i] for i in mine])
@@ -75,8 +87,20 @@ class Hand:
                     raise
                 _refused(self._client, e)
                 break
-            done.update(mine)
+            problem = told.get("cast_problem")
+            done.update(i for i in mine if not problem or not self._is_cast(i))
+            if problem:
+                _no_casts(self._client, str(problem))
         return frozenset(done)
+
+    def _is_cast(self, i: int) -> bool:
+        return self._layout.chunks[i].dtype != _dtypes.torch_name(self._d.sources[i].dtype)
+
+    def _piece(self, place: int, i: int) -> _device.Piece:
+        t, address = self._d.sources[i], self._addresses[i]
+        if not self._is_cast(i):
+            return place, address, self._layout.sizes[i]
+        return place, address, _bytes(t), self._layout.chunks[i].dtype, str(_dtypes.torch_name(t.dtype))
 
     def _by_device(self, chunks: Collection[int]) -> Dict[Any, List[int]]:
         out: Dict[Any, List[int]] = {}
@@ -145,6 +169,11 @@ def _refused(client: Client, e: Exception) -> None:
         log.warning("dcpd: this process copies its GPU memory itself%s, which takes longer: %s", lasting, e.message)
     if code in _LASTING:
         _off[client.url] = e.message
+
+
+def _no_casts(client: Client, why: str) -> None:
+    client.casts = False
+    log.warning("dcpd: from now on this process casts what it loads to a GPU itself, which takes longer: %s", why)
 
 
 def _has_ended(e: BaseException) -> bool:

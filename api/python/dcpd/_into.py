@@ -179,11 +179,21 @@ class _Target:
             held += n
         return groups
 
-    def cut(self, groups: Sequence[Sequence[int]], c: Client) -> None:
-        """Values, and the paths of all, go with the first group."""
+    def cast_here(self, stored: Mapping[str, str]) -> Dict[str, bool]:
+        """Of the tensors whose dtype is not that in the checkpoint: whether a GPU casts all that this rank has of them, by FQN."""
+        out: Dict[str, bool] = {}
+        for s, t in zip(self.specs, self.described.sources):
+            if stored.get(s.fqn, s.dtype) != s.dtype:
+                out[s.fqn] = out.get(s.fqn, True) and _tensors.casts_on_device(t, stored[s.fqn])
+        return out
+
+    def cut(self, groups: Sequence[Sequence[int]], c: Client, stored: Mapping[str, str]) -> None:
+        """Values, and the paths of all, go with the first group. stored: dtypes that tensors have in the segment, by FQN; default: their
+        own."""
         d = self.described
+        specs = [s._replace(dtype=stored.get(s.fqn, s.dtype)) for s in self.specs] if stored else self.specs
         for i, boxes in enumerate(groups):
-            layout = image.Layout([self.specs[k] for k in boxes], d.paths if i == 0 else {})
+            layout = image.Layout([specs[k] for k in boxes], d.paths if i == 0 else {})
             held = {k: {"json": None} for k in d.values} if i == 0 else {}
             part = d._replace(sources=[d.sources[k] for k in boxes], values=d.values if i == 0 else {})
             self.parts.append(_Part(part, layout, layout.header(held, self.room if held else 0), _handover.plan(c, part, layout)))
@@ -252,13 +262,17 @@ class _Run:
         if self.directly and not any(x.rest for x in told):
             n = 0
         self.strict = told[0].strict
-        if n > 1 and self.strict and not self._complete():
-            n = 1  # one job says all that is missing, and nothing has been changed then
-        groups = self.target.groups() if n > 1 else [self.target.rest] * n
-        self.target.cut([*groups, *[[]] * (n - len(groups))], self.c)
         if n:
             self.version = self.target.direct.ident if self.target.direct is not None else _direct.version(self.where[2], self.where[1])
-            self._open(min(n, LANES_GPU if any(x.gpu for x in told) else LANES))
+        gpu, found = any(x.gpu for x in told), None
+        if n and (gpu or (n > 1 and self.strict)):
+            found = self._list()
+        if n > 1 and self.strict and not self._complete(found):
+            n = 1  # one job says all that is missing, and nothing has been changed then
+        groups = self.target.groups() if n > 1 else [self.target.rest] * n
+        self.target.cut([*groups, *[[]] * (n - len(groups))], self.c, self._cast_on_devices(found or {}) if gpu else {})
+        if n:
+            self._open(min(n, LANES_GPU if gpu else LANES))
 
     def _spread(self, place: Any, wanted: Optional[bool], failure: Optional[BaseException]) -> None:
         """Whether the hosts read each byte once and pass it on: by default where most of the bytes are wanted by several of them."""
@@ -290,18 +304,28 @@ class _Run:
                 return told
             self.target.all_by_jobs()
 
-    def _complete(self) -> bool:
-        """Whether the checkpoint has all keys that any rank asks for."""
-        names: Any = None
+    def _list(self) -> Optional[Dict[str, str]]:
+        """What the checkpoint has, or the rules make of it: dtypes by FQN, of values "". None if it cannot be told."""
+        out: Optional[Dict[str, str]] = None
         if self.g.rank == 0:
             try:
                 listed = self.ask.made(self.c, self.source) if self.ask.rules else self.c.checkpoints.tensors(self.source)
-                names = None if listed is None else {x["fqn"] for x in (*listed[0], *listed[1])}
+                out = None if listed is None else {**{x["fqn"]: str(x["dtype"]) for x in listed[0]}, **{x["fqn"]: "" for x in listed[1]}}
             except errors.DcpdError:
                 pass  # the job will say it
-        names = self.g.broadcast(names)
+        return self.g.broadcast(out)  # type: ignore[no-any-return]
+
+    def _cast_on_devices(self, stored: Mapping[str, str]) -> Dict[str, str]:
+        """The stored dtypes of tensors that GPUs cast, by FQN. All ranks have one dtype of a tensor in their segments. None if another
+        version may come unseen: if its dtypes were wider, it would be rounded."""
+        able = _handover.casts(self.c) and self.version not in ("", _direct.GONE)
+        told: List[Dict[str, bool]] = self.everyone.gather({k: able and x for k, x in self.target.cast_here(stored).items()})
+        return {k: stored[k] for x in told for k in x if k in stored and all(other.get(k, True) for other in told)}
+
+    def _complete(self, found: Optional[Mapping[str, str]]) -> bool:
+        """Whether the checkpoint has all keys that any rank asks for."""
         d = self.target.described
-        mine = names is not None and names.issuperset(s.fqn for s in self.target.specs) and names.issuperset(d.values)
+        mine = found is not None and found.keys() >= {s.fqn for s in self.target.specs} and found.keys() >= d.values.keys()
         return all(self.everyone.gather(mine))
 
     def _open(self, n: int) -> None:

@@ -493,6 +493,24 @@ def device_memory(t: Any, spec: ChunkSpec) -> Optional[int]:
     return int(t.data_ptr()) or None
 
 
+_ON_A_GPU = frozenset(("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+                       "float8_e8m0fnu"))
+
+
+def casts_on_device(t: Any, dtype: str) -> bool:
+    """Whether a GPU casts between this tensor, which lies there, and chunks of a dtype: the narrower side is in the image, so that less
+    goes over the bus than if the host cast."""
+    own = _dtypes.torch_name(t.dtype) if on_device(t) else None
+    return own in _ON_A_GPU and dtype in _ON_A_GPU and own != dtype and _dtypes.itemsize(dtype) <= _dtypes.itemsize(str(own))
+
+
+def device_cast(t: Any, spec: ChunkSpec) -> Optional[int]:
+    """Where a tensor lies in a GPU's memory whose chunk in the image has another dtype, if the GPU casts it on the way. Else None."""
+    if not casts_on_device(t, spec.dtype) or t.numel() * _dtypes.itemsize(spec.dtype) != spec.nbytes:
+        return None
+    return int(t.data_ptr()) or None
+
+
 def device_module(device: Any) -> Any:
     """torch.cuda, or its like for another device; None if it has none."""
     return getattr(torch_module(), device.type, None)

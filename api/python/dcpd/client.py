@@ -489,15 +489,16 @@ class StateDicts(_Resource):
                         {"generation": generation, "image_bytes": image_bytes, "filling": True, **({"ring": dict(ring)} if ring else {})},
                         idempotent=True)
 
-    def copy(self, name: str, rank: int, generation: int, pieces: Sequence[Tuple[int, int, int]], slot: Any, table: int, *,
+    def copy(self, name: str, rank: int, generation: int, pieces: Sequence[Tuple[Any, ...]], slot: Any, table: int, *,
              to_device: bool = False) -> Dict[str, Any]:
         """Copies device memory of this process (CUDA) into the rank's open slot, which is then to be sealed, or from its sealed slot to the
-        device. pieces: (place in the slot, address on the device, bytes), all of one GPU. slot: the mapped segment, in which the table of
-        pieces is written at `table`, behind the image: 32 bytes a piece, and as many for each allocation that a piece crosses. Kernels that
-        write the memory must be done. The memory may change when this returns {"bytes", "copies", "gathered", "pinned"}. After an
-        error that the daemon has answered nothing touches slot or memory any more: copy by other means. After ConnectionLost or an
-        interrupt a worker may, until the state dict can be deleted: keep the memory. RequestRefused: memory cannot be handed over, or
-        over TCP."""
+        device. pieces: (place in the slot, address on the device, bytes there), all of one GPU; those that are cast have (dtype in the
+        slot, dtype on the device) behind, and are left out if the answer has a `cast_problem`. slot: the mapped segment, in which the
+        table of pieces is written at `table`, behind the image: 32 bytes a piece, and as many for each allocation that a piece crosses.
+        Kernels that write the memory must be done. The memory may change when this returns {"bytes", "copies", "gathered", "pinned"}.
+        After an error that the daemon has answered nothing touches slot or memory any more: copy by other means. After ConnectionLost
+        or an interrupt a worker may, until the state dict can be deleted: keep the memory. RequestRefused: memory cannot be handed over,
+        or over TCP."""
         from . import _device
 
         if not self._t.endpoint.unix:
@@ -511,6 +512,8 @@ class StateDicts(_Resource):
             slot[table:table + len(hand.rows)] = bytes(hand.rows)
             body: Dict[str, Any] = {"generation": generation, "device": hand.device, "allocations": hand.allocations,
                                     "table": {"offset": table, "count": hand.count}, "to_device": to_device}
+            if hand.casts:
+                body["casts"] = hand.casts
             if hand.fds:
                 given = _device.Descriptors(self._t.endpoint.unix, hand.fds, self._t.timeout)
                 body["descriptors"] = given.token
@@ -656,7 +659,7 @@ class Client(Closing):
         self.webhooks, self.chains = Webhooks(transport), Chains(transport)
         self.nodes = Nodes(transport)
         self._caps: Optional[Dict[str, Any]] = None
-        self.early = self.rings = True  # until this daemon refuses: see _early.py, _ring.py
+        self.early = self.rings = self.casts = True  # until this daemon refuses: see _early.py, _ring.py, _handover.py
 
     @property
     def url(self) -> str:

@@ -1,15 +1,15 @@
-/* cast_impl.h: floats of 16 and 8 bits ↔ float, with round to nearest even, for cast.c alone. Inline, so that the loops there can be
- * vectorised; without branches where that was possible for the same reason. */
+/* small_float.h: floats of 16 and 8 bits ↔ float, with round to nearest even. Inline, so that the loops of cast.c can be vectorised;
+ * without branches where that was possible for the same reason. Casts on a GPU (device/gather_cast.h) call the same functions, so this
+ * header is C++ too and includes nothing that a GPU lacks. */
 #pragma once
-#include <string.h>
-
-#include "tensor/dtype.h"
+#include <stdbool.h>
+#include <stdint.h>
 
 static inline uint32_t f32_bits(float f)
 {
 	uint32_t u;
 
-	memcpy(&u, &f, sizeof u);
+	__builtin_memcpy(&u, &f, sizeof u);
 	return u;
 }
 
@@ -17,7 +17,7 @@ static inline float f32_of(uint32_t u)
 {
 	float f;
 
-	memcpy(&f, &u, sizeof f);
+	__builtin_memcpy(&f, &u, sizeof f);
 	return f;
 }
 
