@@ -470,9 +470,13 @@ check-abi: ## our declarations of CUDA and NCCL beside their headers (CUDA_INCLU
 	  if [ ! -e $(CUDA_INCLUDE)/$$x.h ]; then echo "skipped: no $$x.h in $(CUDA_INCLUDE)"; continue; fi; \
 	  $(CC) -std=gnu17 -Wall -Wextra -Werror -fsyntax-only -Iworker -Itests -I$(CUDA_INCLUDE) tests/abi/$${x}_abi.c && echo "ok $${x}_abi" || fail=1; done; exit $$fail
 
-.PHONY: check-gpu
-check-gpu: $(GPU_TESTS) check-abi ## the tests of device memory with the real libcuda and libnccl; they skip without a GPU
-	$(Q)for t in $(GPU_TESTS); do DCPD_TEST_GPU=1 timeout 300 $$t || exit 1; done
+.PHONY: check-gpu gpu-folder
+check-gpu: all $(GPU_TESTS) check-abi ## real libcuda and libnccl, and real tensors of torch.cuda saved and loaded with each allocator; skips without a GPU
+	$(Q)DCPD_BIN=$(abspath $(BIN))/dcpd PYTHONDONTWRITEBYTECODE=1 python3 tests/gpu/check.py --units $(GPU_TESTS)
+
+gpu-folder: all $(GPU_TESTS) ## build/gpu: check-gpu and bench-gpu for a host that can build nothing: build/gpu/check, build/gpu/bench
+	$(Q)deploy/deps.sh $(WHEEL_DEBS)
+	$(Q)tests/gpu/folder.sh $(BIN) build/gpu $(GPU_TESTS)
 
 WATCHED := build/test/watched
 .PHONY: watch
@@ -552,8 +556,8 @@ bench bench-quick bench-scale:
 MIB ?= 16384
 RUNS ?= 5
 .PHONY: bench-gpu
-bench-gpu: all ## saves and loads of a GPU's memory beside page-locked copies, dcp.async_save and safetensors (MIB=16384); skips without a GPU
-	$(Q)DCPD_BIN=$(abspath $(BIN))/dcpd $$(tests/venv.sh)/bin/python tests/bench/gpu.py --mib $(MIB) --runs $(RUNS)
+bench-gpu: all ## saves and loads of a GPU's memory beside page-locked copies, dcp.async_save and safetensors, in ten minutes (MIB=16384); skips without a GPU
+	$(Q)DCPD_BIN=$(abspath $(BIN))/dcpd PYTHONDONTWRITEBYTECODE=1 python3 tests/bench/gpu.py --mib $(MIB) --runs $(RUNS)
 
 ##@ Help
 .PHONY: help

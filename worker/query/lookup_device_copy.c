@@ -22,7 +22,7 @@
 
 enum { ALLOCATIONS_MAX = 4096, CASTS_MAX = 64, PIECES_MAX = 1 << 22, WINDOW_BYTES = 64 << 20, WINDOW_COPIES = 512, COPY_BYTES = 16 << 20,
        STALL_MS = 20000, GATHER_BYTES = 64 << 10, GATHER_LEAST = 16,
-       CAST_ELEMENTS = 64 << 10 };
+       CAST_ELEMENTS = 16 << 10 };
 
 /* A row of the table, little-endian. */
 struct piece {
