@@ -16,7 +16,7 @@ import fake_gpu  # noqa: E402
 import torch  # noqa: E402
 
 import dcpd  # noqa: E402
-from dcpd import _copy, _handover, _into, _load, _overlap, _ring  # noqa: E402
+from dcpd import _copy, _handover, _into, _load, _overlap, _ring, _tensors  # noqa: E402
 
 trainer = fake_gpu.Trainer()
 put = fake_gpu.as_torch(trainer)
@@ -214,6 +214,20 @@ def casts(ref, fail, *texts):
         got = host(into)
         assert all(torch.equal(got[k].nan_to_num(5.0), wanted[k].nan_to_num(5.0)) for k in stored), text
         assert got["bf16"].dtype == torch.float32 and got["odd"].signbit().tolist()[:4] == odd.signbit().tolist()[:4]
+
+
+def cast_on_save(ref, fail, *texts):
+    """Chunks of another dtype than their tensors on the device, as a ShardedTensor may have them."""
+    real = _tensors.describe
+    _tensors.describe = lambda x: (d := real(x))._replace(
+        keys=(keys := [(k[0], "bfloat16", k[2]) for k in d.keys]), specs=lambda: [_tensors._spec_of(k) for k in keys], outline=None)
+    sd = {"a": put(numbers(2 << 20, 1)), "b": put(numbers(1 << 20, 2), vmm=True), "cpu": numbers(300000, 3)[:7]}
+    wanted = {k: v.bfloat16() for k, v in host(sd).items()}
+    for i, text in enumerate(texts):
+        pathlib.Path(fail).write_text(text)
+        h = dcpd.async_save(sd, f"{ref}-{i}")
+        wait(h)
+        assert same(dcpd.load(f"{ref}-{i}"), wanted), text
 
 
 def by_rules(ref):

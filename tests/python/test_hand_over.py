@@ -122,6 +122,16 @@ def test_a_load_into_other_dtypes_is_cast_on_the_device(run, g):
     assert n == CASTS and told["said"] == [], (told, n)
 
 
+@pytest.mark.parametrize("fail", ["", "cuModuleLoadData:0:218"])
+def test_a_save_of_another_dtype_is_cast_on_the_device(run, tmp_path, fail):
+    d = gpu_daemon(tmp_path)
+    try:
+        told, n = run("cast_on_save", d.fail, fail, d=d)
+    finally:
+        d.discard()
+    assert n == (0 if fail else 2 * (3 << 20)) and len(told["said"]) == bool(fail), (told, n)
+
+
 @pytest.mark.parametrize("fail", ["cuModuleLoadData:0:218", "cuMemHostGetDevicePointer_v2:0:801"])
 def test_a_device_that_runs_no_kernel_casts_nothing(run, tmp_path, fail):
     d = gpu_daemon(tmp_path)
@@ -130,7 +140,7 @@ def test_a_device_that_runs_no_kernel_casts_nothing(run, tmp_path, fail):
     finally:
         d.discard()
     assert n == 2 * (1 << 20) + 4 * 50 and len(told["said"]) == 1, (told, n)
-    assert "casts what it loads to a GPU itself" in told["said"][0] and fail[:12] in told["said"][0] and told["off"] == [], told
+    assert "casts what is on a GPU itself" in told["said"][0] and fail[:12] in told["said"][0] and told["off"] == [], told
 
 
 def test_new_tensors_that_rules_make_go_through_the_lanes(run):

@@ -173,7 +173,7 @@ def _refused(client: Client, e: Exception) -> None:
 
 def _no_casts(client: Client, why: str) -> None:
     client.casts = False
-    log.warning("dcpd: from now on this process casts what it loads to a GPU itself, which takes longer: %s", why)
+    log.warning("dcpd: from now on this process casts what is on a GPU itself, which takes longer: %s", why)
 
 
 def _has_ended(e: BaseException) -> bool:
