@@ -138,9 +138,11 @@ def _list(ask: _ask.Ask, place: _where.Place, keys: Optional[List[str]]) -> Opti
     return out if dtypes else None
 
 
-def _whole(ask: _ask.Ask, why: str) -> None:
+def _whole(ask: _ask.Ask, why: str) -> Optional[Dict[str, _Leaf]]:
+    """No list, said in words."""
     _log.warning("dcpd: all of %s goes through shared memory at once, and PyTorch copies it to the device, which takes longer: %s",
                  ask.text, why)
+    return None
 
 
 def _filled(ask: _ask.Ask, listed: Dict[str, _Leaf], device: Any, spread: Optional[bool]) -> Dict[str, Any]:
