@@ -119,7 +119,7 @@ class Check:
         model.update({f"small{i}": numbers(1 + i % 97, seed + i, t.float32) for i in range(500)})
         model.update(large=numbers(self.n // 2, seed, t.float32), scalar=numbers(1, seed, t.float32).reshape(()))
         sd = on(self.device, {"model": model, "optim": {"m": numbers(self.n // 2, seed + 1, t.float32).view(-1, 2), "step": seed}})
-        sd["model"]["part"] = sd["optim"]["m"].view(-1)[1001:50003]
+        sd["model"]["part"] = sd["optim"]["m"].view(-1).narrow(0, 1001, 49002)
         handed = sum(x.numel() * x.element_size() for d in (sd["model"], sd["optim"]) for x in d.values() if isinstance(x, t.Tensor))
         sd["model"].update(across=sd["optim"]["m"].t()[:, :999], empty=t.zeros(0, 3, device=self.device))
         sd["host"] = numbers(50001, seed + 2, t.float32)
@@ -177,7 +177,7 @@ class Check:
         self.copied(lambda: self.dcpd.load("main:load", into=into), handed)
         same(into, wanted)
         got = self.copied(lambda: self.dcpd.load("main:load", device=self.device), handed)
-        assert {x.device.type for x in got["model"].values()} == {self.torch.device(self.device).type}
+        assert {x.device.type for x in got["model"].values() if x.numel()} == {self.torch.device(self.device).type}
         same(got, wanted)
         same(self.dcpd.load("main:load", keys=["optim"], device=self.device), {"optim": wanted["optim"]})
         rules = [{"match": "^model\\.(large|kind0)$", "rename": "model.$1_"}]

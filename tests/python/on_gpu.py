@@ -314,6 +314,33 @@ def overlapped(ref):
     del optimizer
 
 
+def checks(ref, *cases):
+    """Cases of the check of a real GPU (tests/gpu/check.py): what they expect to be handed over is."""
+    sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "gpu"))
+    import check
+
+    def placed(t):
+        return put(t) if t.numel() else t
+
+    def on(device, x):
+        return {k: on(device, v) if isinstance(v, dict) else v if not isinstance(v, torch.Tensor) else
+                placed(v.detach().clone()) if device == "cuda" else v.detach().as_subclass(torch.Tensor).clone() for k, v in x.items()}
+
+    def blank(x):
+        return {k: blank(v) if isinstance(v, dict) else placed(torch.zeros_like(v.as_subclass(torch.Tensor))) if isinstance(v, torch.Tensor)
+                else None for k, v in x.items()}
+
+    _load._empty, zeros = lambda x, device: placed(torch.empty(x.shape, dtype=_load._dtypes.to_torch(x.dtype))), torch.zeros
+    torch.zeros = lambda *a, device=None, **k: placed(zeros(*a, **k)) if device == "cuda" else zeros(*a, **k)
+    check.on, check.blank = on, blank
+    check.same = lambda got, wanted, real=check.same: real(on("cpu", got), wanted)
+    c = check.Check("cuda", 16)
+    c.client, c.sync = dcpd.connect(), lambda: None
+    for case in cases:
+        getattr(c, case)()
+        assert not said, (case, said)
+
+
 def little(ref):
     sd = {"w": put(numbers(1000, 3))}
     wait(dcpd.async_save(sd, ref))

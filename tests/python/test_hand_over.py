@@ -172,6 +172,12 @@ def test_an_overlapping_save(run):
     assert n == 2 * 4 * (2 << 20) and told["said"] == []
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("cases", [["save", "async_save"], ["load"], ["casts", "published"]])
+def test_what_the_check_of_a_gpu_expects(run, cases):
+    run("checks", *cases)
+
+
 def test_little_memory_is_not_worth_a_copy(run):
     assert run("little")[1] == 0
 
