@@ -18,7 +18,7 @@
 #include "base/mem.h"
 #include "comm/nccl_impl.h"
 
-enum { SPINS = 200, NAP_NS = 20000, LAST_WORD_MS = 1000, REASON_MS = 100, LEAVE_MS = 1000, END_MS = 5000 };
+enum { SPINS = 200, NAP_NS = 20000, LAST_WORD_MS = 500, REASON_MS = 100, LEAVE_MS = 1000, END_MS = 5000 };
 
 _Static_assert(sizeof(struct nccl_word) == 256, "words are sent as they are");
 

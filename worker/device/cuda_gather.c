@@ -2,8 +2,8 @@
  * 10,000 small tensors would take as long as some hundred megabytes.
  *
  * The kernel writes page-locked host memory, or reads it, over the bus itself: no room on the GPU is taken for the bytes, and none of them
- * is copied twice. gather.fatbin has the kernels as machine code for several architectures, so that the driver compiles nothing at the first
- * launch, and as PTX, which the driver compiles for the others. Where it does not load, copies go one by one, and nothing is cast. */
+ * is copied twice. gather.fatbin has the kernels as machine code for several architectures, so that the driver compiles nothing at the
+ * first launch, and as PTX, which the driver compiles for the others. Where it does not load, copies go one by one, and nothing is cast. */
 #include <string.h>
 
 #include "base/mem.h"
