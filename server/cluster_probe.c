@@ -31,7 +31,9 @@ static void on_answer(struct courier_parcel *parcel)
 
 	p->asking = false;
 	if (!p->found) {
-		const char *why = parcel->status ? "another server answers" : parcel->error;
+		char other[64];
+		snprintf(other, sizeof other, "another server answers, with status %ld", parcel->status);
+		const char *why = parcel->status ? other : parcel->error;
 		snprintf(problem, sizeof problem, "this node does not find itself at %.200s, where the others look for it: %s "
 			 "(--advertise)", p->cluster->server->config->advertise, why);
 		plan(p, AGAIN_MS);
