@@ -181,6 +181,8 @@ def test_images_are_built_of_what_the_build_needs_and_share_user_and_health_chec
             assert re.fullmatch(r"\$\{(\w+)\}\$\{(\w+_DIGEST):\+@\}\$\{\2\}", base), f"{name}: {base} cannot be pinned"
         for source in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M):
             assert all((TOP / x).exists() for x in source.split()), (name, source)
+    stages = [re.search(r"AS build\n.*?^RUN make .*?\n", t, re.S | re.M).group() for t in texts.values()]
+    assert stages[0] == stages[1], "who builds both images compiles once"
     common = r"HEALTHCHECK.*\n.*\n|^USER .*|^ENTRYPOINT \[\"dcpd.*|.*useradd.*|.*groupadd.*"
     same = [re.findall(common, t, re.M) for t in texts.values()]
     assert same[0] == same[1] and len(same[0]) == 5
