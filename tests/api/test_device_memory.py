@@ -336,7 +336,8 @@ def test_what_the_driver_refuses_ends_the_copy_alone(g, trainer, fail, code, sai
 
 
 CALLS = re.findall(r"^\tX\(\w+, (\w+),", (lib.ROOT / "worker/device/cuda_abi.h").read_text(), re.M)
-NO_ERROR = {"cuGetErrorName", "cuGetErrorString", "cuMemcpyDtoDAsync_v2"}  # of the fake; not called for a copy: tests/unit/test_device.c
+NO_ERROR = {"cuGetErrorName", "cuGetErrorString", "cuMemcpyDtoDAsync_v2",  # of the fake; not called for a copy: tests/unit/test_device*.c
+            "cuDeviceGetAttribute", "cuMemGetAllocationGranularity", "cuMemCreate", "cuMemExportToShareableHandle"}
 ANSWERS = {"cuInit": ("803", "999")}  # a driver of another version than its kernel module
 ERRORS = ("no_memory", "device_failed", "backend_unavailable", "not_found", "worker_lost")
 OF_LOADS = {"cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuStreamQuery", "cuEventRecord", "cuMemImportFromShareableHandle"}

@@ -4,24 +4,19 @@
 
 enum { FAKE_DONE, FAKE_LATER };
 
-/* Calls of a trainer that hands memory over; no part of dcpd makes them. In the form of CUDA_FUNCTIONS. */
+/* Calls of a trainer that hands memory over, and of an engine that maps a device image; none of dcpd's programs makes them. In the form of
+ * CUDA_FUNCTIONS. */
 #define FAKE_CUDA_EXPORTS(X)                                                                                     \
 	X(ipc_get, cuIpcGetMemHandle, (struct CUipcMemHandle_st *out, cuda_ptr p))                               \
 	X(attribute, cuPointerGetAttribute, (void *out, unsigned what, cuda_ptr p))                                   \
-	X(vmm_create, cuMemCreate,                                                                               \
-	  (cuda_allocation *out, size_t bytes, const struct CUmemAllocationProp_st *how, unsigned long long flags)) \
 	X(vmm_retain, cuMemRetainAllocationHandle, (cuda_allocation *out, void *p))                              \
-	X(vmm_export, cuMemExportToShareableHandle, (void *out, cuda_allocation a, unsigned type, unsigned long long flags))
-
-#ifndef CUDA_VERSION
-struct CUmemAllocationProp_st {
-	int type, handle_types;
-	char rest[24];
-};
-#endif
+	X(copy_get_now, cuMemcpyDtoH_v2, (void *to, cuda_ptr from, size_t bytes))                                \
+	X(ctx_push, cuCtxPushCurrent_v2, (struct CUctx_st *ctx))                                                 \
+	X(ctx_pop, cuCtxPopCurrent_v2, (struct CUctx_st **out))                                                  \
+	X(ctx_wait, cuCtxSynchronize, (void))
 
 enum {
-	FAKE_CUDA_PROP_BYTES = 32, FAKE_CUDA_PROP_HANDLE_TYPES = 4,
+	FAKE_CUDA_ACCESS_READ = 1,
 	FAKE_CUDA_ATTRIBUTE_DEVICE = 9, FAKE_CUDA_ATTRIBUTE_IPC = 10,
 	FAKE_CUDA_ATTRIBUTE_MAPPING_BYTES = 18, FAKE_CUDA_ATTRIBUTE_MAPPING_BASE = 19,
 };

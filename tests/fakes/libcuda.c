@@ -9,12 +9,14 @@
  *     FAKE_CUDA_DEVICES=2         how many there are; default 1
  *     FAKE_CUDA_ARCH=80           their architecture, which a kernel's code has to fit; default 90
  *     FAKE_CUDA_MEMORY=1048576    bytes of device memory; default 1 GiB
+ *     FAKE_CUDA_NO_VMM=1          the devices share no memory by descriptors
  *     FAKE_CUDA_FAIL=cuMemHostRegister_v2:2:999     the second call of that name fails with error 999; 0: every call;
  *                                 "hang" in place of an error never returns;
  *                                 with ":sticky" behind it so does every call after it, as when a device is lost; "@FILE": as FILE says now
  *
  * Memory is in files without a name, so that another process can open it: a legacy handle says where its exporter has it open, and is
- * good for nothing once that has ended; a VMM descriptor is the file itself. */
+ * good for nothing once that has ended; a VMM descriptor is the file itself. Sizes of VMM memory are multiples of 2 MiB, as on a GPU, and
+ * an allocation has its room as long as this process has a handle or a mapping of it: fake_cuda_left() counts both. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -27,7 +29,7 @@
 
 #include "fakes/libcuda_impl.h"
 
-enum { ALLOCATIONS = 4096, PINNED = 4096, PAGE = 4096 };
+enum { ALLOCATIONS = 4096, PINNED = 4096, PAGE = 4096, GRANULE = 2 << 20 };
 
 struct CUctx_st {
 	int users;
@@ -41,13 +43,13 @@ struct range {
 	int fd;                        /* of the memory; -1: none of its own */
 	enum kind kind;
 	unsigned allocation;           /* of a mapping */
-	bool is_closed;                /* a mapping without access */
+	bool is_closed, is_readonly;   /* a mapping without access, or that cannot be written to */
 };
 
 struct vmm {
 	int fd, refs;                  /* refs 0: the entry is free */
 	size_t bytes;
-	bool is_shareable;
+	bool is_shareable, is_own;     /* is_own: made here, it takes room of this process's */
 };
 
 static struct range allocations[ALLOCATIONS], pinned[PINNED];
@@ -205,6 +207,16 @@ cuda_result cuDeviceTotalMem_v2(size_t *out, cuda_device d)
 	return CUDA_OK;
 }
 
+cuda_result cuDeviceGetAttribute(int *out, int which, cuda_device d)
+{
+	(void)d;
+	BEGIN();
+	if (which != CUDA_ATTRIBUTE_VMM && which != CUDA_ATTRIBUTE_HANDLE_FD)
+		return INVALID_VALUE;
+	*out = !number_of("FAKE_CUDA_NO_VMM", 0);
+	return CUDA_OK;
+}
+
 cuda_result cuDevicePrimaryCtxRetain(struct CUctx_st **out, cuda_device d)
 {
 	(void)d;
@@ -227,6 +239,33 @@ cuda_result cuCtxSetCurrent(struct CUctx_st *ctx)
 {
 	BEGIN();
 	current = ctx;
+	return CUDA_OK;
+}
+
+/* One level of the stack is enough for who pushes and pops around its calls. */
+static struct CUctx_st *below;
+
+cuda_result cuCtxPushCurrent_v2(struct CUctx_st *ctx)
+{
+	BEGIN();
+	below = current;
+	current = ctx;
+	return CUDA_OK;
+}
+
+cuda_result cuCtxPopCurrent_v2(struct CUctx_st **out)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	*out = current;
+	current = below;
+	return CUDA_OK;
+}
+
+cuda_result cuCtxSynchronize(void)
+{
+	BEGIN();
+	NEED_CONTEXT();
 	return CUDA_OK;
 }
 
@@ -353,6 +392,13 @@ void *fake_cuda_bytes(const void *p, size_t bytes)
 	return a && !a->is_closed ? (char *)(uintptr_t)p + a->distance : NULL;
 }
 
+void *fake_cuda_target(const void *p, size_t bytes)
+{
+	const struct range *a = range_at(p, bytes);
+
+	return a && a->is_readonly ? NULL : fake_cuda_bytes(p, bytes);
+}
+
 int fake_cuda_left(void)
 {
 	int n = 0;
@@ -444,11 +490,12 @@ cuda_result cuIpcCloseMemHandle(cuda_ptr p)
 }
 
 /* Takes fd. */
-static cuda_result new_vmm(int fd, size_t bytes, bool is_shareable, cuda_allocation *out)
+static cuda_result new_vmm(int fd, size_t bytes, bool is_shareable, bool is_own, cuda_allocation *out)
 {
 	for (unsigned i = 0; fd >= 0 && i < ALLOCATIONS; i++)
 		if (!vmms[i].refs) {
-			vmms[i] = (struct vmm){ fd, 1, bytes, is_shareable };
+			vmms[i] = (struct vmm){ fd, 1, bytes, is_shareable, is_own };
+			used += is_own ? bytes : 0;
 			*out = i + 1;
 			return CUDA_OK;
 		}
@@ -462,16 +509,35 @@ static struct vmm *vmm_of(cuda_allocation a)
 
 static void unref_vmm(struct vmm *v)
 {
-	if (--v->refs == 0)
-		close(v->fd);
+	if (--v->refs)
+		return;
+	used -= v->is_own ? v->bytes : 0;
+	close(v->fd);
+}
+
+static bool is_prop(const struct CUmemAllocationProp_st *how)
+{
+	return how->type == CUDA_ALLOCATION_PINNED && how->location.type == CUDA_LOCATION_DEVICE &&
+	       (unsigned long)how->location.id < number_of("FAKE_CUDA_DEVICES", 1) && (how->handle_types & ~CUDA_HANDLE_FD) == 0;
+}
+
+cuda_result cuMemGetAllocationGranularity(size_t *out, const struct CUmemAllocationProp_st *how, unsigned which)
+{
+	BEGIN();
+	if (!is_prop(how) || which != CUDA_GRANULARITY_MINIMUM)
+		return INVALID_VALUE;
+	*out = GRANULE;
+	return CUDA_OK;
 }
 
 cuda_result cuMemCreate(cuda_allocation *out, size_t bytes, const struct CUmemAllocationProp_st *how, unsigned long long flags)
 {
 	BEGIN();
-	if (!bytes || bytes % PAGE || flags)
+	if (!is_prop(how) || !bytes || bytes % GRANULE || flags)
 		return INVALID_VALUE;
-	return new_vmm(new_file(bytes), bytes, how->handle_types == CUDA_HANDLE_FD, out);
+	if (used + bytes > number_of("FAKE_CUDA_MEMORY", 1UL << 30))
+		return CUDA_OUT_OF_MEMORY;
+	return new_vmm(new_file(bytes), bytes, how->handle_types == CUDA_HANDLE_FD, true, out);
 }
 
 cuda_result cuMemImportFromShareableHandle(cuda_allocation *out, void *handle, unsigned type)
@@ -483,7 +549,7 @@ cuda_result cuMemImportFromShareableHandle(cuda_allocation *out, void *handle, u
 	bytes = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
 	if (type != CUDA_HANDLE_FD || bytes <= 0)
 		return INVALID_VALUE;
-	return new_vmm(fd, (size_t)bytes, true, out);
+	return new_vmm(fd, (size_t)bytes, true, false, out);
 }
 
 cuda_result cuMemExportToShareableHandle(void *out, cuda_allocation a, unsigned type, unsigned long long flags)
@@ -523,7 +589,7 @@ cuda_result cuMemAddressReserve(cuda_ptr *out, size_t bytes, size_t align, cuda_
 {
 	BEGIN();
 	struct range *a = new_range();
-	char *p = bytes && bytes % PAGE == 0 && !align && !at && !flags ? new_addresses(bytes) : NULL;
+	char *p = bytes && bytes % GRANULE == 0 && !align && !at && !flags ? new_addresses(bytes) : NULL;
 	if (!a || !p)
 		return INVALID_VALUE;
 	*a = (struct range){ .p = p, .bytes = bytes, .distance = bytes, .fd = -1, .kind = RESERVED };
@@ -549,7 +615,7 @@ cuda_result cuMemMap(cuda_ptr p, size_t bytes, size_t offset, cuda_allocation al
 	BEGIN();
 	struct vmm *v = vmm_of(allocation);
 	struct range *a = new_range();
-	if (!a || !v || !bytes || bytes > v->bytes || bytes % PAGE || offset || flags)
+	if (!a || !v || !bytes || bytes > v->bytes || bytes % GRANULE || offset || flags)
 		return INVALID_VALUE;
 	for (int i = 0; i < ALLOCATIONS; i++) {
 		const struct range *r = &allocations[i];
@@ -581,10 +647,12 @@ cuda_result cuMemSetAccess(cuda_ptr p, size_t bytes, const struct CUmemAccessDes
 {
 	BEGIN();
 	struct range *a = find(p, bytes, MAPPED);
-	if (!a || count != 1 || who->location.type != CUDA_LOCATION_DEVICE || who->flags != CUDA_ACCESS_READWRITE)
+	if (!a || count != 1 || who->location.type != CUDA_LOCATION_DEVICE ||
+	    (who->flags != CUDA_ACCESS_READWRITE && who->flags != FAKE_CUDA_ACCESS_READ))
 		return INVALID_VALUE;
 	a->is_closed = false;
-	return CUDA_OK;
+	a->is_readonly = who->flags == FAKE_CUDA_ACCESS_READ;
+	return mprotect(a->p + a->distance, bytes, a->is_readonly ? PROT_READ : PROT_READ | PROT_WRITE) == 0 ? CUDA_OK : INVALID_VALUE;
 }
 
 cuda_result cuMemHostRegister_v2(void *p, size_t bytes, unsigned flags)

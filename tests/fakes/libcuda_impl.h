@@ -18,6 +18,8 @@ cuda_result fake_injected(const char *symbol);
 bool fake_has_context(void);
 /* A number of the environment. */
 unsigned long fake_number(const char *name, unsigned long otherwise);
+/* The memory behind it, if it may be written to. */
+void *fake_cuda_target(const void *p, size_t bytes);
 /* Memory that a kernel's access reaches: of the device, or page-locked memory of the host; NULL: none. */
 unsigned char *fake_cuda_seen(uint64_t p, uint64_t bytes);
 

@@ -148,7 +148,7 @@ cuda_result cuMemcpyHtoDAsync_v2(cuda_ptr to, const void *from, size_t bytes, st
 {
 	BEGIN();
 	NEED_CONTEXT();
-	return copy(fake_cuda_bytes((void *)(uintptr_t)to, bytes), from, bytes, s);
+	return copy(fake_cuda_target((void *)(uintptr_t)to, bytes), from, bytes, s);
 }
 
 cuda_result cuMemcpyDtoHAsync_v2(void *to, cuda_ptr from, size_t bytes, struct CUstream_st *s)
@@ -158,11 +158,22 @@ cuda_result cuMemcpyDtoHAsync_v2(void *to, cuda_ptr from, size_t bytes, struct C
 	return copy(to, fake_cuda_bytes((void *)(uintptr_t)from, bytes), bytes, s);
 }
 
+cuda_result cuMemcpyDtoH_v2(void *to, cuda_ptr from, size_t bytes)
+{
+	BEGIN();
+	NEED_CONTEXT();
+	const void *at = fake_cuda_bytes((void *)(uintptr_t)from, bytes);
+	if (!to || !at)
+		return INVALID_VALUE;
+	memcpy(to, at, bytes);
+	return CUDA_OK;
+}
+
 cuda_result cuMemcpyDtoDAsync_v2(cuda_ptr to, cuda_ptr from, size_t bytes, struct CUstream_st *s)
 {
 	BEGIN();
 	NEED_CONTEXT();
-	return copy(fake_cuda_bytes((void *)(uintptr_t)to, bytes), fake_cuda_bytes((void *)(uintptr_t)from, bytes), bytes, s);
+	return copy(fake_cuda_target((void *)(uintptr_t)to, bytes), fake_cuda_bytes((void *)(uintptr_t)from, bytes), bytes, s);
 }
 
 /* ---- kernels, by the functions that they are made of ---- */

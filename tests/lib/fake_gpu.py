@@ -12,7 +12,7 @@ import struct
 
 FAKE = pathlib.Path(__file__).resolve().parents[2] / "build/test/fakes/libcuda.so.1"
 UUID = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
-CHUNK = 4096  # of VMM memory, in place of 2 MiB
+CHUNK = 2 << 20  # of VMM memory
 
 
 class Trainer:
@@ -48,7 +48,7 @@ class Trainer:
         """The same with VMM memory: the descriptor is the caller's."""
         n = -(-len(data) // CHUNK) * CHUNK
         p, a, fd = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_int()
-        how, access = (ctypes.c_int * 8)(1, 1 if shareable else 0, 1, 0), (ctypes.c_int * 3)(1, 0, 3)
+        how, access = (ctypes.c_int * 8)(1, 1 if shareable else 0, 1, 0, 0, 0, 0, 0), (ctypes.c_int * 3)(1, 0, 3)
         self("cuMemCreate", ctypes.byref(a), ctypes.c_size_t(n), how, ctypes.c_uint64(0))
         self("cuMemAddressReserve", ctypes.byref(p), ctypes.c_size_t(n), ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
         self("cuMemMap", p, ctypes.c_size_t(n), ctypes.c_size_t(0), a, ctypes.c_uint64(0))
@@ -61,6 +61,18 @@ class Trainer:
         self("cuMemExportToShareableHandle", ctypes.byref(fd), a, 1, ctypes.c_uint64(0))
         self("cuMemRelease", a)
         return p.value, fd.value, n
+
+
+    def map(self, fd, n):
+        """The memory of a descriptor, read-only, as an engine maps a device image: its address. Takes the descriptor."""
+        p, a, access = ctypes.c_uint64(), ctypes.c_uint64(), (ctypes.c_int * 3)(1, 0, 1)
+        self("cuMemImportFromShareableHandle", ctypes.byref(a), ctypes.c_void_p(fd), 1)
+        os.close(fd)
+        self("cuMemAddressReserve", ctypes.byref(p), ctypes.c_size_t(n), ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
+        self("cuMemMap", p, ctypes.c_size_t(n), ctypes.c_size_t(0), a, ctypes.c_uint64(0))
+        self("cuMemSetAccess", p, ctypes.c_size_t(n), access, ctypes.c_size_t(1))
+        self("cuMemRelease", a)
+        return p.value
 
 
 class Descriptors:
@@ -80,8 +92,24 @@ class Descriptors:
         for fd in fds:
             os.close(fd)
 
+    def receive(self):
+        """The descriptor that the daemon gives."""
+        return socket.recv_fds(self.socket, 1, 1, socket.MSG_CMSG_CLOEXEC)[1][0]
+
     def close(self):
         self.socket.close()
+
+
+def as_flat(trainer):
+    """What the package's _keep._flat is in a test: a mapping's bytes as a tensor of torch's, which holds the mapping."""
+    import torch
+
+    def flat(memory):
+        behind = (ctypes.c_ubyte * memory.size).from_address(trainer.cuda.fake_cuda_bytes(memory.address, memory.size))
+        behind.memory = memory
+        return torch.frombuffer(behind, dtype=torch.uint8)
+
+    return flat
 
 
 def table(pieces):

@@ -1,6 +1,6 @@
-/* test_device_import.c: memory of another process, by legacy handle and by descriptor, with every call of the driver failing once: the
- * error names the call, and nothing stays open unless the error says that this process must end. The cases without injected errors run
- * over a real GPU too (make check-gpu). */
+/* test_device_import.c: memory of another process, by legacy handle and by descriptor, and new memory for others, with every call of the
+ * driver failing once: the error names the call, and nothing stays open unless the error says that this process must end. The cases without
+ * injected errors run over a real GPU too (make check-gpu). */
 #include "device/device.h"
 
 #include <dlfcn.h>
@@ -213,6 +213,105 @@ static void test_vmm(void **)
 	t_fakes_run(vmm_case, NULL);
 }
 
+/* ---- new memory for others ---- */
+
+static void new_case(void *)
+{
+	unsigned char *host = pattern(LEGACY_BYTES);
+	struct device_import made, i;
+	struct device *d;
+	int fd = -1;
+
+	load();
+	C_OK(device_open(0, &d));
+	C_OK(device_create(d, LEGACY_BYTES, &made));
+	C_TRUE(made.bytes == VMM_BYTES);
+	C_OK(device_copy(d, made.p, host, LEGACY_BYTES, DEVICE_PUT));
+	C_OK(device_wait(d, WAIT_MS));
+	C_OK(device_export(d, &made, &fd));
+	C_OK(device_import_end(d, &made));
+	C_TRUE(t_gpu() || driver.left() == 0);
+	C_OK(device_import(d, &(struct device_handle){ .fd = fd, .bytes = VMM_BYTES }, &i)); /* the descriptor alone holds the memory */
+	is_pattern(d, &i, LEGACY_BYTES);
+	C_OK(device_import_end(d, &i));
+	C_OK(device_create(d, VMM_BYTES + 1, &made));
+	C_TRUE(made.bytes == 2 * VMM_BYTES);
+	C_OK(device_import_end(d, &made));
+	close(fd);
+	mem_free(host);
+	device_close(d);
+}
+
+static void full_case(void *)
+{
+	struct device_import made;
+	struct device *d;
+
+	load();
+	C_OK(device_open(0, &d));
+	C_ERR(NO_MEMORY, device_create(d, 1ull << 40, &made));
+	C_TEXT("cuMemCreate of 1099511627776 bytes");
+	C_TRUE(driver.left() == 0);
+	device_close(d);
+}
+
+static void refused_case(void *)
+{
+	struct device_import made;
+	struct device *d;
+
+	setenv("FAKE_CUDA_NO_VMM", "1", 1);
+	load();
+	C_OK(device_open(0, &d));
+	C_ERR(BACKEND_UNAVAILABLE, device_create(d, 1, &made));
+	C_TEXT("cannot share memory by descriptors");
+	device_close(d);
+}
+
+static void test_new(void **)
+{
+	t_fakes_run(new_case, NULL);
+	if (t_gpu())
+		return;
+	t_fakes_run(full_case, NULL);
+	t_fakes_run(refused_case, NULL);
+}
+
+/* Each call that makes memory, or exports it, fails: nothing stays open. */
+static void failing_new_case(void *arg)
+{
+	const char *symbol = arg;
+	struct device_import made;
+	struct device *d;
+	char spec[64];
+	int fd = -1;
+
+	load();
+	C_OK(device_open(0, &d));
+	snprintf(spec, sizeof spec, "%s:1:%d", symbol, NOT_SUPPORTED);
+	setenv("FAKE_CUDA_FAIL", spec, 1);
+	enum err e = device_create(d, LEGACY_BYTES, &made);
+	if (e == OK) {
+		e = device_export(d, &made, &fd);
+		C_OK(device_import_end(d, &made));
+	}
+	C_TRUE(e == ERR_DEVICE_FAILED && fd < 0 && driver.left() == 0);
+	C_TEXT(symbol);
+	unsetenv("FAKE_CUDA_FAIL");
+	device_close(d);
+}
+
+static void test_failing_new(void **)
+{
+	static char *const calls[] = { "cuDeviceGetAttribute", "cuMemGetAllocationGranularity", "cuMemCreate", "cuMemAddressReserve",
+				       "cuMemMap", "cuMemSetAccess", "cuMemExportToShareableHandle" };
+
+	if (t_gpu())
+		skip();
+	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+		t_fakes_run(failing_new_case, calls[i]);
+}
+
 /* ---- each call fails once ---- */
 
 struct failing {
@@ -326,6 +425,7 @@ static void cpu_case(void *)
 	C_OK(device_open(DEVICE_CPU, &d));
 	C_ERR(BACKEND_UNAVAILABLE, device_import(d, &h, &i));
 	C_OK(device_import_end(d, &i));
+	C_ERR(BACKEND_UNAVAILABLE, device_create(d, 1, &i));
 	device_close(d);
 }
 
@@ -338,7 +438,7 @@ int main(int, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_legacy), cmocka_unit_test(test_vmm), cmocka_unit_test(test_failing),
-		cmocka_unit_test(test_stuck),  cmocka_unit_test(test_cpu),
+		cmocka_unit_test(test_stuck),  cmocka_unit_test(test_cpu), cmocka_unit_test(test_new), cmocka_unit_test(test_failing_new),
 	};
 
 	t_fakes_use(argv);

@@ -241,8 +241,8 @@ FALLIBLE enum err device_cuda_new(uint32_t index, struct device **out)
 	static const struct device_ops ops = {
 		.close = cuda_close, .alloc = cuda_alloc, .free = cuda_free, .copy = cuda_copy, .done = cuda_done,
 		.mark = cuda_mark, .mark_done = cuda_mark_done, .pin = cuda_pin, .unpin = cuda_unpin, .enter = cuda_enter,
-		.host_pointer = cuda_host_pointer, .gather = cuda_gather, .cast = cuda_cast,
-		.import = cuda_import, .import_end = cuda_import_end, .stream = cuda_stream,
+		.host_pointer = cuda_host_pointer, .gather = cuda_gather, .cast = cuda_cast, .import = cuda_import,
+		.import_end = cuda_import_end, .create = cuda_create, .export = cuda_export, .stream = cuda_stream,
 	};
 
 	TRY(device_cuda_open());

@@ -27,6 +27,12 @@ struct CUmemAccessDesc_st {
 	struct CUmemLocation_st location;
 	int flags;
 };
+struct CUmemAllocationProp_st {
+	int type, handle_types;
+	struct CUmemLocation_st location;
+	void *win32;
+	unsigned char flags[8];
+};
 #endif
 
 enum {
@@ -34,6 +40,8 @@ enum {
 	CUDA_OK = 0, CUDA_OUT_OF_MEMORY = 2, CUDA_NO_DEVICE = 100, CUDA_NOT_READY = 600,
 	CUDA_UUID_BYTES = 16, CUDA_STREAM_NON_BLOCKING = 1, CUDA_EVENT_DISABLE_TIMING = 2, CUDA_HOST_PORTABLE = 1, CUDA_HOST_DEVICEMAP = 2,
 	CUDA_IPC_HANDLE_BYTES = 64, CUDA_IPC_LAZY_PEER_ACCESS = 1, CUDA_HANDLE_FD = 1, CUDA_LOCATION_DEVICE = 1, CUDA_ACCESS_READWRITE = 3,
+	CUDA_PROP_BYTES = 32, CUDA_PROP_HANDLE_TYPES = 4, CUDA_PROP_LOCATION = 8, CUDA_ALLOCATION_PINNED = 1, CUDA_GRANULARITY_MINIMUM = 0,
+	CUDA_ATTRIBUTE_VMM = 102, CUDA_ATTRIBUTE_HANDLE_FD = 103,
 };
 
 /* X(member, symbol, parameters) */
@@ -47,6 +55,7 @@ enum {
 	X(device_name, cuDeviceGetName, (char *out, int bytes, cuda_device d))                                   \
 	X(device_uuid, cuDeviceGetUuid_v2, (struct CUuuid_st *out, cuda_device d))                               \
 	X(device_memory, cuDeviceTotalMem_v2, (size_t *out, cuda_device d))                                      \
+	X(device_attribute, cuDeviceGetAttribute, (int *out, int which, cuda_device d))                          \
 	X(ctx_retain, cuDevicePrimaryCtxRetain, (struct CUctx_st **out, cuda_device d))                          \
 	X(ctx_release, cuDevicePrimaryCtxRelease_v2, (cuda_device d))                                            \
 	X(ctx_set, cuCtxSetCurrent, (struct CUctx_st *ctx))                                                      \
@@ -74,6 +83,11 @@ enum {
 	X(ipc_open, cuIpcOpenMemHandle_v2, (cuda_ptr *out, struct CUipcMemHandle_st handle, unsigned flags))     \
 	X(ipc_close, cuIpcCloseMemHandle, (cuda_ptr p))                                                          \
 	X(range_of, cuMemGetAddressRange_v2, (cuda_ptr *base, size_t *bytes, cuda_ptr p))                        \
+	X(vmm_granularity, cuMemGetAllocationGranularity,                                                        \
+	  (size_t *out, const struct CUmemAllocationProp_st *how, unsigned which))                               \
+	X(vmm_create, cuMemCreate,                                                                               \
+	  (cuda_allocation *out, size_t bytes, const struct CUmemAllocationProp_st *how, unsigned long long flags)) \
+	X(vmm_export, cuMemExportToShareableHandle, (void *out, cuda_allocation a, unsigned type, unsigned long long flags)) \
 	X(vmm_import, cuMemImportFromShareableHandle, (cuda_allocation *out, void *handle, unsigned type))            \
 	X(vmm_release, cuMemRelease, (cuda_allocation a))                                                        \
 	X(vmm_reserve, cuMemAddressReserve, (cuda_ptr *out, size_t bytes, size_t align, cuda_ptr at, unsigned long long flags)) \

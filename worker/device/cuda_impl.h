@@ -40,3 +40,5 @@ enum err cuda_cast(struct device *d, const struct device_cast *casts, uint32_t n
 void cuda_gather_end(struct cuda_dev *c);
 enum err cuda_import(struct device *d, const struct device_handle *h, struct device_import *out);
 enum err cuda_import_end(struct device *d, struct device_import *i);
+enum err cuda_create(struct device *d, uint64_t bytes, struct device_import *out);
+enum err cuda_export(struct device *d, const struct device_import *i, int *fd_out);

@@ -157,6 +157,19 @@ FALLIBLE enum err device_import_end(struct device *d, struct device_import *i)
 	return d->ops->import_end ? d->ops->import_end(d, i) : OK;
 }
 
+FALLIBLE enum err device_create(struct device *d, uint64_t bytes, struct device_import *out)
+{
+	if (!d->ops->create)
+		return ERR(BACKEND_UNAVAILABLE, "there is no GPU to keep %ju bytes on", (uintmax_t)bytes);
+	return d->ops->create(d, bytes, out);
+}
+
+FALLIBLE enum err device_export(struct device *d, const struct device_import *i, int *fd_out)
+{
+	must(i->has_allocation);
+	return d->ops->export(d, i, fd_out);
+}
+
 FALLIBLE enum err device_cuda_find(const char *uuid, uint32_t *index_out)
 {
 	struct device_info info;

@@ -106,6 +106,11 @@ struct device_import {
 FALLIBLE enum err device_import(struct device *d, const struct device_handle *h, struct device_import *out);
 /* After all copies are done. An error: something stays open until the process ends. */
 FALLIBLE enum err device_import_end(struct device *d, struct device_import *i);
+/* New VMM memory, mapped here, which device_import_end lets go; out->bytes: `bytes` rounded up to what the driver allocates. Descriptors
+ * made by device_export (the caller's to close) hold the memory on their own, and other processes import them. ERR_BACKEND_UNAVAILABLE: the
+ * GPU or its driver shares no memory by descriptors; errors leave nothing open, as device_import's do. */
+FALLIBLE enum err device_create(struct device *d, uint64_t bytes, struct device_import *out);
+FALLIBLE enum err device_export(struct device *d, const struct device_import *i, int *fd_out);
 
 /* For nccl: makes the device's context this thread's, and hands out its CUstream. NULL for the CPU. */
 FALLIBLE enum err device_enter(struct device *d);

@@ -14,6 +14,8 @@ struct device_ops {
 	enum err (*unpin)(struct device *d, void *p);
 	enum err (*import)(struct device *d, const struct device_handle *h, struct device_import *out);   /* NULL: host memory only */
 	enum err (*import_end)(struct device *d, struct device_import *i);
+	enum err (*create)(struct device *d, uint64_t bytes, struct device_import *out);                  /* NULL: host memory only */
+	enum err (*export)(struct device *d, const struct device_import *i, int *fd_out);
 	enum err (*host_pointer)(struct device *d, void *p, void **out);
 	enum err (*gather)(struct device *d, const struct device_piece *pieces, uint32_t n, uint32_t mark);   /* NULL: host memory only */
 	enum err (*cast)(struct device *d, const struct device_cast *casts, uint32_t n, uint32_t mark);       /* NULL: the same */
