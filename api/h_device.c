@@ -1,4 +1,4 @@
-/* h_device.c: device memory of trainers: descriptors that are handed over, and copies between it and segments. */
+/* h_device.c: device memory: of trainers, by descriptors that are handed over and copies between it and segments; and device images. */
 #include <strings.h>
 
 #include "api/h_common.h"
@@ -7,13 +7,14 @@
 #include "base/log.h"
 #include "server/descriptors.h"
 #include "server/device_copy.h"
+#include "server/device_image.h"
 #include "server/parts.h"
 #include "server/state_dict.h"
 #include "tensor/dtype.h"
 
 #define PROTOCOL_NAME "dcpd-descriptors"
 
-enum { ALLOCATIONS_MAX = 4096, CASTS_MAX = 64, HANDLE_TEXT = 88, UUID_MAX = 47 };
+enum { ALLOCATIONS_MAX = 4096, CASTS_MAX = 64, HANDLE_TEXT = 88, UUID_MAX = 47, RECORD_MAX = 4096, TTL_MAX_S = 366 * 86400 };
 
 static void on_upgraded(struct req *r, int *socket)
 {
@@ -104,7 +105,7 @@ static FALLIBLE enum err check_casts(const struct jval *list)
 	return OK;
 }
 
-static FALLIBLE enum err read_uuid(const struct jval *root, struct device_copy_request *rq)
+static FALLIBLE enum err read_uuid(const struct jval *root, const char **out)
 {
 	struct jval device = jval_get(root, "device");
 	struct str text;
@@ -112,11 +113,11 @@ static FALLIBLE enum err read_uuid(const struct jval *root, struct device_copy_r
 	TRY(jval_string(&device, &text));
 	if (!str_starts(text, "GPU-") || text.n > UUID_MAX || memchr(text.p, 0, text.n))
 		return jval_fail(&device, ERR_VALIDATION_FAILED, "is a GPU's uuid as nvidia-smi -L prints it: GPU-…");
-	rq->device = text.p;
+	*out = text.p;
 	return OK;
 }
 
-static void on_copied(void *user, enum err e, const json_t *ok)
+static void on_copied(void *user, enum err e, const json_t *ok, int *)
 {
 	req_done(user, e ? e : req_json_doc(user, 200, ok));
 }
@@ -132,7 +133,7 @@ FALLIBLE enum err h_rank_copy(struct req *r)
 	TRY(jval_only(&root, (const char *const[]){ "generation", "device", "to_device", "allocations", "table", "descriptors", "casts",
 						    NULL }));
 	TRY(jval_integer(&gen_at, 0, INT64_MAX, &rq.generation));
-	TRY(read_uuid(&root, &rq));
+	TRY(read_uuid(&root, &rq.device));
 	TRY(jval_opt_bool(&root, "to_device", &rq.to_device));
 	TRY(check_table(&table));
 	TRY(check_allocations(r, &list));
@@ -143,4 +144,87 @@ FALLIBLE enum err h_rank_copy(struct req *r)
 	TRY(device_copy_start(r->core->device_copies, &rq, on_copied, r));
 	req_hold(r);
 	return OK;
+}
+
+/* ---- device images ---- */
+
+static FALLIBLE enum err take(struct req *r, enum err e, struct buf *b)
+{
+	if (!e)
+		return req_json(r, 200, b);
+	buf_free(b);
+	return e;
+}
+
+FALLIBLE enum err h_device_images_list(struct req *r)
+{
+	struct buf b = BUF_INIT(64 << 20);
+	struct principal who = req_principal(r);
+	struct str of = { 0 };
+	bool there;
+
+	TRY(req_query(r, "state_dict", &of, &there));
+	if (there)
+		TRY(ref_check_state_dict(of));
+	return take(r, device_images_list(r->core->device_images, &who, of, &b), &b);
+}
+
+static void on_kept(void *user, enum err e, const struct buf *record)
+{
+	struct buf b = BUF_INIT(RECORD_MAX);
+
+	if (!e)
+		buf_put(&b, record->p, record->len);
+	req_done(user, take(user, e ?: buf_status(&b), &b));
+}
+
+FALLIBLE enum err h_device_images_create(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body), name = jval_get(&root, "state_dict"), device = jval_get(&root, "device");
+	struct device_image_request rq = { .who = req_principal(r), .generation = -1, .ttl_ms = -1 };
+	struct buf there = BUF_INIT(RECORD_MAX);
+	int64_t ttl_s = -1;
+
+	TRY(jval_only(&root, (const char *const[]){ "state_dict", "rank", "generation", "device", "ttl_seconds", NULL }));
+	TRY(jval_string(&name, &rq.state_dict));
+	TRY(jval_failed(&name, ref_check_state_dict(rq.state_dict)));
+	TRY(jval_opt_integer(&root, "rank", 0, STATE_DICT_WORLD_MAX - 1, &rq.rank));
+	TRY(jval_opt_integer(&root, "generation", 0, INT64_MAX, &rq.generation));
+	TRY(jval_opt_integer(&root, "ttl_seconds", 0, TTL_MAX_S, &ttl_s));
+	rq.ttl_ms = ttl_s < 0 ? -1 : ttl_s * 1000;
+	if (device.j)
+		TRY(read_uuid(&root, &rq.device));
+	enum err e = device_image_keep(r->core->device_images, &rq, on_kept, r, &there);
+	if (e || there.len)
+		return take(r, e, &there);
+	req_hold(r);
+	return OK;
+}
+
+FALLIBLE enum err h_device_image_get(struct req *r)
+{
+	struct buf b = BUF_INIT(RECORD_MAX);
+	struct principal who = req_principal(r);
+
+	return take(r, device_image_put(r->core->device_images, &who, r->parts[2], &b), &b);
+}
+
+FALLIBLE enum err h_device_image_attach(struct req *r)
+{
+	struct jval root = JVAL_ROOT(r->body);
+	struct buf b = BUF_INIT(RECORD_MAX);
+	struct principal who = req_principal(r);
+	struct str token;
+
+	TRY(jval_only(&root, (const char *const[]){ "descriptors", NULL }));
+	TRY(jval_must_text(&root, "descriptors", &token));
+	return take(r, device_image_attach(r->core->device_images, &who, r->parts[2], token, &b), &b);
+}
+
+FALLIBLE enum err h_device_image_drop(struct req *r)
+{
+	struct principal who = req_principal(r);
+
+	TRY(device_image_drop(r->core->device_images, &who, r->parts[2]));
+	return req_empty(r, 204);
 }

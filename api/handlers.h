@@ -28,6 +28,11 @@ FALLIBLE enum err h_rank_seal(struct req *r);
 FALLIBLE enum err h_rank_release(struct req *r);
 FALLIBLE enum err h_rank_copy(struct req *r);
 FALLIBLE enum err h_descriptors(struct req *r);
+FALLIBLE enum err h_device_images_list(struct req *r);
+FALLIBLE enum err h_device_images_create(struct req *r);
+FALLIBLE enum err h_device_image_get(struct req *r);
+FALLIBLE enum err h_device_image_attach(struct req *r);
+FALLIBLE enum err h_device_image_drop(struct req *r);
 
 FALLIBLE enum err h_checkpoints_list(struct req *r);
 FALLIBLE enum err h_checkpoint_get(struct req *r);

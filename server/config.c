@@ -40,6 +40,7 @@ static const struct option table[] = {
 	  "unix:PATH, HOST:PORT or PORT (0: any); may be repeated; default unix:$STATE/dcpd.sock and 127.0.0.1:8427" },
 	{ "workers", COUNT, AT(workers), NULL, "N", "worker processes of a job; default one per CPU, at least 2" },
 	{ "shm-limit", BYTES, AT(shm_limit), "80%", "BYTES", "shared memory for state dicts; a percentage is of /dev/shm" },
+	{ "device-limit", BYTES, AT(device_limit), "0", "BYTES", "memory of each GPU for device images; 0: as much as it has" },
 	{ "keep-jobs", KEEP, AT(keep_jobs), "10000/30d", "COUNT/AGE", "how many records of ended jobs are kept, and for how long" },
 	{ "allow-group", TEXT, AT(allow_group), NULL, "GROUP",
 	  "opens the Unix socket to its members, who need no token; default dcpd as a system service" },

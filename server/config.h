@@ -30,6 +30,7 @@ struct config {
 	struct config_list listen;             /* never empty: defaults are filled in */
 	uint64_t workers;                      /* of a gang, at least 2 */
 	uint64_t shm_limit;                    /* bytes */
+	uint64_t device_limit;                 /* bytes of each GPU for device images; 0: as much as it has */
 	uint64_t keep_jobs;                    /* records of finished jobs */
 	int64_t keep_jobs_ms;
 	char *allow_group;                     /* NULL: none */

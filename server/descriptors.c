@@ -21,6 +21,8 @@ struct descriptors_park {
 	struct watch *socket;              /* NULL: the client has gone; the last hold frees the park */
 	uid_t uid;
 	uint32_t holds;
+	loop_fn gone;                      /* of who has given the client a descriptor; NULL: nobody has */
+	void *gone_user;
 	uint64_t bytes;                    /* that have come with the descriptors */
 	struct vec(int) fds;
 	char token[DESCRIPTORS_TOKEN_MAX];
@@ -46,8 +48,13 @@ FALLIBLE enum err descriptors_new(struct loop *loop, struct descriptors **out)
 
 static void free_park(struct descriptors_park *p)
 {
+	loop_fn gone = p->gone;
+
 	watch_free(&p->socket);
 	p->token[0] = '\0';
+	p->gone = NULL;
+	if (gone)
+		gone(p->gone_user);
 	if (p->holds)
 		return;
 	list_remove(&p->all->first, p);
@@ -171,7 +178,7 @@ FALLIBLE enum err descriptors_open(struct descriptors *d, int *socket, const str
 	return OK;
 }
 
-FALLIBLE enum err descriptors_hold(struct descriptors *d, const struct principal *who, struct str token, struct descriptors_park **out)
+static FALLIBLE enum err find(struct descriptors *d, const struct principal *who, struct str token, struct descriptors_park **out)
 {
 	struct descriptors_park *p = d->first;
 
@@ -183,8 +190,39 @@ FALLIBLE enum err descriptors_hold(struct descriptors *d, const struct principal
 	}
 	if (!p)
 		return ERR(NOT_FOUND, "no open connection has handed over descriptors under this token");
-	p->holds++;
 	*out = p;
+	return OK;
+}
+
+FALLIBLE enum err descriptors_hold(struct descriptors *d, const struct principal *who, struct str token, struct descriptors_park **out)
+{
+	TRY(find(d, who, token, out));
+	(*out)->holds++;
+	return OK;
+}
+
+FALLIBLE enum err descriptors_give(struct descriptors *d, const struct principal *who, struct str token, int fd, loop_fn gone, void *user)
+{
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control = { .room = { 0 } };
+	struct iovec v = { (char[]){ "\n" }, 1 };
+	struct msghdr m = { .msg_iov = &v, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control };
+	struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+	struct descriptors_park *p;
+
+	TRY(find(d, who, token, &p));
+	if (p->gone)
+		return ERR(STATE_CONFLICT, "this connection was given a descriptor before: open another");
+	c->cmsg_level = SOL_SOCKET;
+	c->cmsg_type = SCM_RIGHTS;
+	c->cmsg_len = CMSG_LEN(sizeof fd);
+	memcpy(CMSG_DATA(c), &fd, sizeof fd);
+	if (sendmsg(watch_fd(p->socket), &m, MSG_DONTWAIT | MSG_NOSIGNAL) != 1)
+		return ERR_SYS(SYSTEM, "cannot give a client a descriptor");
+	p->gone = gone;
+	p->gone_user = user;
 	return OK;
 }
 

@@ -2,6 +2,8 @@
  *
  * A copier is a GPU and, while it is used, its worker: started with the first copy, kept for IDLE_MS because a context and page-locked
  * segments take long to make, and ended then because a context takes some hundred MB of the GPU's memory. It does one copy at a time.
+ * Another copier of the same GPU, a holder, makes device images, and its worker is kept as long as there is one: a GPU that no process
+ * has open may lose what is in its memory.
  *
  * After an error the worker is killed, and only when it has ended the copy has: until then the GPU may go on writing into the segment, and
  * the trainer, told of the error, would copy into the same slot itself. The process that ends takes with it whatever it has open or
@@ -36,6 +38,7 @@ struct copier {
 	struct copier *next;
 	struct device_copies *all;
 	char uuid[48];
+	bool is_holder;
 	struct worker *worker;              /* NULL: none runs */
 	bool ready, running;                /* the worker has said hello; it does the first copy */
 	struct copy *first;
@@ -46,6 +49,7 @@ struct copier {
 
 struct device_copies {
 	struct device_copy_parts parts;
+	struct device_holding holding;
 	struct copier *first;
 	bool ending;
 };
@@ -66,8 +70,13 @@ static void free_copy(struct copy *c)
 	mem_free(c);
 }
 
-/* Ends the first copy. */
-static void finish(struct copier *k, enum err e, const json_t *ok)
+void device_copies_hold(struct device_copies *d, const struct device_holding *h)
+{
+	d->holding = *h;
+}
+
+/* Ends the first copy. fd: the memory of a device image, or -1. */
+static void finish_with(struct copier *k, enum err e, const json_t *ok, int *fd)
 {
 	struct copy *c = k->first;
 	struct err_info info = *err_last();
@@ -85,8 +94,13 @@ static void finish(struct copier *k, enum err e, const json_t *ok)
 		metrics_add(k->all->parts.metrics, "dcpd_device_copy_bytes_total", "",
 			    (double)json_integer_value(json_object_get(ok, "bytes")));
 	}
-	c->fn(c->user, e, ok);
+	c->fn(c->user, e, ok, fd);
 	free_copy(c);
+}
+
+static void finish(struct copier *k, enum err e, const json_t *ok)
+{
+	finish_with(k, e, ok, &(int){ -1 });
 }
 
 static void on_late(void *user)
@@ -97,14 +111,30 @@ static void on_late(void *user)
 	worker_kill(k->worker, ERR(DEVICE_FAILED, "GPU %s: the driver has not answered for too long", k->uuid));
 }
 
+static bool holds_any(const struct copier *k)
+{
+	return k->is_holder && k->all->holding.any(k->all->holding.user, k->uuid);
+}
+
 static void on_idle(void *user)
 {
 	struct copier *k = user;
 
 	k->timer = NULL;
+	if (holds_any(k)) {
+		loop_timer_start(k->all->parts.loop, IDLE_MS, on_idle, k, &k->timer);
+		return;
+	}
 	worker_disown(k->worker);
 	k->worker = NULL;
 	k->ready = false;
+}
+
+/* Whether the worker goes on after an error that it has answered. Images would be lost with a holder, whose errors leave nothing in flight,
+ * but for those of the device. Without images a new worker is the better one: this one may remember that it found no driver. */
+static bool goes_on(const struct copier *k, enum err e)
+{
+	return e == ERR_VALIDATION_FAILED || (holds_any(k) && e != ERR_DEVICE_FAILED && e != ERR_PROTOCOL);
 }
 
 static void run_next(struct copier *k);
@@ -132,11 +162,11 @@ static void on_frame(struct worker *w, const struct frame *f, const json_t *body
 		return;
 	}
 	enum err e = json_is_object(ok) ? OK : errdoc_restore(json_object_get(body, "problem"));
-	if (e && e != ERR_VALIDATION_FAILED) {
+	if (e && !goes_on(k, e)) {
 		worker_kill(w, e);
 		return;
 	}
-	finish(k, e, ok);
+	finish_with(k, e, ok, f->fd_count && k->is_holder ? &f->fds[0] : &(int){ -1 });
 	run_next(k);
 }
 
@@ -149,6 +179,9 @@ static void on_ended(struct worker *w, enum err e)
 	k->worker = NULL;
 	k->ready = false;
 	loop_timer_stop(&k->timer);
+	if (k->is_holder)
+		k->all->holding.ended(k->all->holding.user, k->uuid);
+	err_restore(&info);
 	if (k->running) {
 		finish(k, e, NULL);
 	} else if (!started) { /* the next one would not start either */
@@ -163,7 +196,7 @@ static void on_ended(struct worker *w, enum err e)
 static FALLIBLE enum err start_worker(struct copier *k)
 {
 	static const struct worker_ops ops = { .ready = on_ready, .frame = on_frame, .ended = on_ended };
-	struct worker_spec spec = { .role = "device", .count = 1, .device = true, .ops = &ops, .owner = k };
+	struct worker_spec spec = { .role = k->is_holder ? "holder" : "device", .count = 1, .device = true, .ops = &ops, .owner = k };
 
 	return worker_start(k->all->parts.workers, &spec, &k->worker);
 }
@@ -212,7 +245,7 @@ static void run_next(struct copier *k)
 	}
 }
 
-static FALLIBLE enum err copier_of(struct device_copies *d, const char *uuid, struct copier **out)
+static FALLIBLE enum err copier_of(struct device_copies *d, const char *uuid, bool is_holder, struct copier **out)
 {
 	const char *missing = devices_missing(d->parts.devices, "cuda");
 	struct copier *k = d->first;
@@ -221,12 +254,13 @@ static FALLIBLE enum err copier_of(struct device_copies *d, const char *uuid, st
 		return ERR(BACKEND_UNAVAILABLE, "%s", missing);
 	if (!devices_has(d->parts.devices, uuid))
 		return ERR(NOT_FOUND, "dcpd sees no GPU %.60s: NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES may leave it out", uuid);
-	while (k && strcmp(k->uuid, uuid) != 0)
+	while (k && (strcmp(k->uuid, uuid) != 0 || k->is_holder != is_holder))
 		k = k->next;
 	if (!k) {
 		k = mem_zalloc(1, sizeof *k);
 		NEED(k, "cannot copy device memory");
 		snprintf(k->uuid, sizeof k->uuid, "%s", uuid);
+		k->is_holder = is_holder;
 		k->all = d;
 		k->next = d->first;
 		d->first = k;
@@ -242,11 +276,22 @@ static void begin(void *user, enum err)
 	run_next(user);
 }
 
+static void enqueue(struct copier *k, struct copy *c)
+{
+	struct copy **at = &k->first;
+
+	while (*at)
+		at = &(*at)->next;
+	*at = c;
+	k->count++;
+	loop_later(k->all->parts.loop, begin, k, OK);
+}
+
 FALLIBLE enum err device_copy_start(struct device_copies *d, const struct device_copy_request *rq, device_copied_fn fn, void *user)
 {
 	struct copier *k;
 
-	TRY(copier_of(d, rq->device, &k));
+	TRY(copier_of(d, rq->device, false, &k));
 	struct copy *c = mem_zalloc(1, sizeof *c);
 	NEED(c, "cannot copy device memory");
 	c->rank = (uint32_t)rq->rank;
@@ -267,12 +312,30 @@ FALLIBLE enum err device_copy_start(struct device_copies *d, const struct device
 		free_copy(c);
 		return e;
 	}
-	struct copy **at = &k->first;
-	while (*at)
-		at = &(*at)->next;
-	*at = c;
-	k->count++;
-	loop_later(d->parts.loop, begin, k, OK);
+	enqueue(k, c);
+	return OK;
+}
+
+FALLIBLE enum err device_copy_image(struct device_copies *d, const char *device, uint32_t rank, struct state_dict_use **use,
+				    device_copied_fn fn, void *user)
+{
+	const struct state_dict_rank_use *u = &(*use)->ranks[rank];
+	struct copy *c = mem_zalloc(1, sizeof *c);
+	struct copier *k;
+
+	json_t *question = json_pack("{s:s, s:s, s:I, s:I}", "op", "device_image", "device", device, "segment_bytes", (json_int_t)u->bytes,
+				     "image_bytes", (json_int_t)u->image_bytes);
+	enum err e = c && question ? copier_of(d, device, true, &k) : ERR(NO_MEMORY, "cannot make a device image");
+	if (e) {
+		CLEANUP(err_restore) struct err_info info = *err_last();
+		state_dict_unuse(use);
+		json_decref(question);
+		mem_free(c);
+		return e;
+	}
+	*c = (struct copy){ .question = question, .use = *use, .rank = rank, .fn = fn, .user = user };
+	*use = NULL;
+	enqueue(k, c);
 	return OK;
 }
 

@@ -13,6 +13,7 @@ struct config;
 struct descriptors;
 struct devices;
 struct metrics;
+struct state_dict_use;
 struct state_dicts;
 struct workers;
 
@@ -25,8 +26,9 @@ struct device_copy_request {
 	json_t *allocations, *table, *casts;    /* as they came, checked; borrowed; casts may be NULL */
 	struct str descriptors;             /* a token; n 0: none */
 };
-/* ok: {"bytes","copies","pinned",…}, as api/device-memory.md has it. After an error nothing writes to the segment any more. */
-typedef void (*device_copied_fn)(void *user, enum err e, const json_t *ok);
+/* ok: {"bytes","copies","pinned",…}, as api/device-memory.md has it. After an error nothing writes to the segment any more. fd: of a device
+ * image, its memory, which the callback takes by setting *fd = -1; else -1. */
+typedef void (*device_copied_fn)(void *user, enum err e, const json_t *ok, int *fd);
 
 struct device_copy_parts {
 	struct loop *loop;
@@ -44,3 +46,17 @@ void device_copies_end(struct device_copies *d);
 void device_copies_free(struct device_copies *d);
 /* An error of its own is the caller's, and fn is not called. */
 FALLIBLE enum err device_copy_start(struct device_copies *d, const struct device_copy_request *rq, device_copied_fn fn, void *user);
+
+/* Makes a device image of one rank of `use`, which it takes: new memory of the GPU that holds the rank's image. The GPU's holder does it, a
+ * worker that does nothing else, so that no trainer's copy takes images with it. ok: {"bytes","allocated"}. ERR_DEVICE_FULL: the GPU has
+ * no room. */
+FALLIBLE enum err device_copy_image(struct device_copies *d, const char *device, uint32_t rank, struct state_dict_use **use,
+				    device_copied_fn fn, void *user);
+/* The keeper of device images (device_image.c) is asked whether the GPU has any, as its holder then stays, and told that the holder has
+ * ended: err_last() says how. */
+struct device_holding {
+	bool (*any)(void *user, const char *device);
+	void (*ended)(void *user, const char *device);
+	void *user;
+};
+void device_copies_hold(struct device_copies *d, const struct device_holding *h);

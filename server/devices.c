@@ -147,6 +147,11 @@ bool devices_has(const struct devices *d, const char *uuid)
 	return false;
 }
 
+const char *devices_only(const struct devices *d)
+{
+	return json_array_size(d->found) == 1 ? json_string_value(json_object_get(json_array_get(d->found, 0), "uuid")) : NULL;
+}
+
 const char *devices_version(const struct devices *d, const char *backend)
 {
 	return json_string_value(json_object_get(json_object_get(d->backends, backend), "version"));

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "server/device_image.h"
 #include "server/service_clock.h"
 #include "server/job_impl.h"
 #include "server/metrics.h"
@@ -134,6 +135,7 @@ void gauges_fill(const struct gauge_parts *s)
 	struct metrics *m = s->metrics;
 	static const char *const states[] = { "starting", "idle", "busy", "ending" };
 	uint64_t limit, used, free_bytes;
+	uint32_t device_images;
 	char labels[LABELS_MAX];
 
 	metrics_set(m, "dcpd_build_info", "version=\"" DCPD_VERSION "\"", 1);
@@ -150,6 +152,8 @@ void gauges_fill(const struct gauge_parts *s)
 	state_dict_shm(s->state_dicts, &limit, &used, &free_bytes);
 	metrics_set(m, "dcpd_shm_bytes", "state=\"used\"", (double)used);
 	metrics_set(m, "dcpd_shm_bytes", "state=\"limit\"", (double)limit);
+	metrics_set(m, "dcpd_device_image_bytes", "", (double)device_images_bytes(s->device_images, &device_images));
+	metrics_set(m, "dcpd_device_images", "", device_images);
 	metrics_set(m, "dcpd_shm_bytes", "state=\"orphaned\"", (double)state_dict_orphaned(s->state_dicts));
 	metrics_set(m, "dcpd_neighbour_bytes", "state=\"used\"", (double)state_dict_replica_bytes(s->state_dicts));
 	metrics_set(m, "dcpd_neighbour_bytes", "state=\"limit\"", (double)s->neighbour_limit);

@@ -2,6 +2,7 @@
 #pragma once
 #include <stdint.h>
 
+struct device_images;
 struct jobs;
 struct journal;
 struct metrics;
@@ -21,6 +22,7 @@ struct gauge_parts {
 	const struct state_dicts *state_dicts;
 	const struct storages *storages;
 	const struct workers *workers;
+	const struct device_images *device_images;
 	uint64_t neighbour_limit;
 	int64_t started_ms;           /* wall clock */
 };

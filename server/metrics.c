@@ -48,6 +48,8 @@ static const struct family {
 	{ "dcpd_shm_bytes", GAUGE, "shared memory of state dicts" },
 	{ "dcpd_device_copies_total", COUNTER, "copies between device memory and segments, by result" },
 	{ "dcpd_device_copy_bytes_total", COUNTER, "bytes that they moved" },
+	{ "dcpd_device_images", GAUGE, "device images, also those that only engines hold" },
+	{ "dcpd_device_image_bytes", GAUGE, "device memory that they take" },
 	{ "dcpd_rings_dropped_total", COUNTER, "rings whose process ended, and whose memory was given back before the lease was over" },
 	{ "dcpd_state_dicts", GAUGE, "state dicts in shared memory" },
 	{ "dcpd_versions_published_total", COUNTER, "versions of publications that all ranks sealed" },

@@ -72,6 +72,7 @@ struct server {
 	struct devices *devices;
 	struct descriptors *descriptors;
 	struct device_copies *device_copies;
+	struct device_images *device_images;
 	struct runs *runs;
 	struct tiers *tiers;
 	struct flushers *flushers;

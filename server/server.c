@@ -20,6 +20,7 @@
 #include "server/config.h"
 #include "server/descriptors.h"
 #include "server/device_copy.h"
+#include "server/device_image.h"
 #include "server/devices.h"
 #include "server/errdoc.h"
 #include "server/events.h"
@@ -218,6 +219,8 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(descriptors_new(s->loop, &s->descriptors));
 	TRY(device_copies_new(&(struct device_copy_parts){ s->loop, s->workers, s->devices, s->descriptors, s->state_dicts, s->metrics },
 			      &s->device_copies));
+	TRY(device_images_new(&(struct device_image_parts){ s->config, s->loop, s->devices, s->descriptors, s->device_copies,
+							    s->state_dicts }, &s->device_images));
 	first_probes(s);
 	webhooks_wake(s);
 	chains_wake(s, NULL);
@@ -281,6 +284,7 @@ void server_free(struct server *s)
 	s->cluster = NULL;
 	device_copies_free(s->device_copies);
 	descriptors_free(s->descriptors);
+	device_images_free(s->device_images);
 	devices_free(s->devices);
 	workers_free(s->workers);
 	policy_all_free(s);
@@ -304,7 +308,7 @@ void server_free(struct server *s)
 void server_measure(struct server *s)
 {
 	gauges_fill(&(struct gauge_parts){ s->metrics, s->jobs, s->journal, s->runs, s->tiers, s->state_dicts, s->storages,
-					   s->workers, s->config->neighbour_memory, s->started_ms });
+					   s->workers, s->device_images, s->config->neighbour_memory, s->started_ms });
 	cluster_fill(s->cluster, s->metrics);
 }
 

@@ -134,6 +134,7 @@ struct state_dict_rank_use {
 struct state_dict_use {
 	char *name;
 	uint32_t world_size;
+	uid_t uid;                           /* whose state dict it is */
 	int64_t generation;
 	struct state_dict_rank_use *ranks;   /* world_size of them */
 	char job[27];

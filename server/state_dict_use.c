@@ -72,6 +72,7 @@ FALLIBLE enum err state_dict_new_use(struct state_dict *sd, int64_t generation, 
 	}
 	u->name = sd->name;
 	u->world_size = sd->world_size;
+	u->uid = sd->uid;
 	u->generation = generation;
 	u->owner = sd;
 	snprintf(u->job, sizeof u->job, "%s", job);

@@ -30,7 +30,7 @@ struct worker_ops {
 };
 
 struct worker_spec {
-	const char *role;                  /* "gang", "lookup", "device", "probe" */
+	const char *role;                  /* "gang", "lookup", "device", "holder", "probe" */
 	uint32_t index, count;
 	const struct worker_root *roots;
 	uint32_t root_count;
@@ -93,9 +93,9 @@ struct worker_parts {
 	struct metrics *metrics;
 };
 FALLIBLE enum err workers_new(const struct worker_parts *parts, struct workers **out);
-/* Appends {"workers":[{"id","pid","role":"gang"|"lookup"|"device","index","state":"starting"|"idle"|"busy"|"ending","job","storages":[…],
- * "engine","sandbox","landlock","seccomp","started_at"}…],"next_page_token"?}: at most `most` of them, newest first, with a number below
- * `before`, which the token is. */
+/* Appends {"workers":[{"id","pid","role":"gang"|"lookup"|"device"|"holder","index","state":"starting"|"idle"|"busy"|"ending","job",
+ * "storages":[…],"engine","sandbox","landlock","seccomp","started_at"}…],"next_page_token"?}: at most `most` of them, newest first, with a
+ * number below `before`, which the token is. */
 FALLIBLE enum err worker_put_page(const struct workers *all, uint32_t most, uint64_t before, struct buf *out);
 void workers_free(struct workers *all);       /* kills all, waits a moment for each */
 uint32_t workers_count(const struct workers *all, const char *role, const char *state);

@@ -84,6 +84,7 @@ ORDER = {
         state_dict_use
         state_dict_replica
         device_copy
+        device_image
         state_dict_await state_dict_make
         state_dict_lease state_dict_ask state_dict_view
         state_dict_image

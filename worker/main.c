@@ -144,7 +144,7 @@ static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 		return ERR(PROTOCOL, "the coordinator is of build %s, this worker of %s", build ? build : "?", BUILD_ID);
 	if (role && strcmp(role, "probe") == 0)
 		return answer_probe(w);
-	bool copier = role && strcmp(role, "device") == 0;
+	bool copier = role && (strcmp(role, "device") == 0 || strcmp(role, "holder") == 0);
 	w->lookup = copier || (role && strcmp(role, "lookup") == 0);
 	w->index = (uint32_t)json_integer_value(json_object_get(hello, "index"));
 	w->count = (uint32_t)json_integer_value(json_object_get(hello, "count"));
@@ -155,7 +155,7 @@ static FALLIBLE enum err start(struct worker *w, const json_t *hello)
 	w->device = json_is_true(json_object_get(hello, "device"));
 	w->network = json_is_true(json_object_get(hello, "network"));
 	snprintf(w->listen, sizeof w->listen, "%s", listen ? listen : "");
-	snprintf(name, sizeof name, "%s %u", copier ? "device" : w->lookup ? "lookup" : "worker", w->index);
+	snprintf(name, sizeof name, "%s %u", copier ? role : w->lookup ? "lookup" : "worker", w->index);
 	log_init(name, json_is_true(json_object_get(hello, "log_json")), LOG_LEVEL_INFO);
 	/* the coordinator's answers and the trainer's steps come before our bytes when the CPU is short; 0 and -1 are both fine */
 	if (!w->lookup && nice(GANG_NICE) < 0)

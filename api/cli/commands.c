@@ -223,6 +223,27 @@ static const struct command commands[] = {
 	  "one that all ranks of a subscriber use, NODE where it is if that is another one, LAG for how many seconds it has lacked the "
 	  "publication's newest, CHANGED how much of its last update differed from the version before.",
 	  0, 0, look_publications },
+	{ "kept",
+	  "kept [shm:NAME]",
+	  "",
+	  "weights that are kept in the memory of GPUs, for engines that start again",
+	  "Device images: what keep has made, and dcpd.keep of the Python package. STATE is filling, kept, dropped (an engine has it "
+	  "still), or lost with its PROBLEM. ATTACHED is the number of engines that have it; BYTES are device memory; it goes at EXPIRES "
+	  "if no engine has it then.",
+	  0, 1, look_device_images },
+	{ "keep",
+	  "keep shm:NAME [--rank N] [--generation N] [--device GPU-UUID] [--ttl TIME]",
+	  "rank= generation= device= ttl=",
+	  "keep a sealed state dict's rank in a GPU's memory, for engines that start again",
+	  "Copy one rank of a sealed state dict (rank 0; the newest generation that all ranks sealed) into memory of a GPU, where it "
+	  "outlives the engines that map it (dcpd.attach with a device). An older generation of the same rank there is dropped. Without "
+	  "an engine it goes after --ttl (0: when it is dropped; default: as long as --keep-sealed). Prints its id.",
+	  1, 1, look_keep },
+	{ "drop",
+	  "drop ID",
+	  "",
+	  "drop a device image", "Drop a device image: no engine gets it any more. Its memory is free when those that have it have ended.",
+	  1, 1, look_drop },
 	{ "drain",
 	  "drain STORAGE:RUN | NODE [--wait 60s]",
 	  "wait=",
@@ -322,6 +343,9 @@ static const struct command_option options[] = {
 	{ NULL, "slice", "0:4,:", "a part of the tensor" },
 	{ NULL, "format", "raw|npy|safetensors", "bytes in this form instead of text" },
 	{ NULL, "verify", "digest|none", "whether all that is sent was compared with digests" },
+	{ "keep", "rank", "N", "the rank; default 0" },
+	{ "keep", "device", "GPU-UUID", "the GPU, as nvidia-smi -L names it; default: the only one" },
+	{ "keep", "ttl", "TIME", "without an engine it goes after so long, such as 30m; 0: when it is dropped" },
 	{ NULL, "rank", "N", "of this rank only" },
 	{ NULL, "generation", "N", "the sealed generation; default: the newest that all ranks sealed" },
 	{ NULL, "trash", "TIME", "it can be had back for so long, such as 72h or 30d" },

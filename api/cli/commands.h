@@ -44,7 +44,7 @@ command_fn look_status, look_ls, look_show, look_rm, look_hold, look_lineage, lo
 FALLIBLE enum err look_path(struct buf *b, const char *ref, const char *rest);
 void look_print_run(const json_t *run);
 /* nodes.c */
-command_fn look_nodes, look_drain, look_forget, look_publications;
+command_fn look_nodes, look_drain, look_forget, look_publications, look_device_images, look_keep, look_drop;
 /* tree.c, plot.c, explain.c, top.c, watch.c */
 command_fn doctor_show;     /* doctor.c */
 command_fn tree_show, plot_show, explain_code, top_show, watch_one;

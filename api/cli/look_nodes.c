@@ -1,9 +1,10 @@
-/* look_nodes.c: dcpctl's commands about others than this host's trainers: nodes of a cluster, drain, which runs have, too, and who is
- * given published weights. */
+/* look_nodes.c: dcpctl's commands about others than this host's trainers: nodes of a cluster, drain, which runs have, too, who is given
+ * published weights, and weights that are kept for inference engines. */
 #include <stdio.h>
 #include <string.h>
 
 #include "api/cli/commands.h"
+#include "api/cli/request.h"
 #include "api/cli/show.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -173,4 +174,90 @@ int look_forget(const struct command *, struct client *c, const struct args *a)
 		return follow_failed(c, e);
 	show_say("%s is forgotten\n", a->words[0]);
 	return EXIT_DONE;
+}
+
+static void print_device_images(const json_t *doc)
+{
+	static const char *const kept[] = { "ID=id", "STATE=state", "STATE_DICT=state_dict", "RANK=rank", "GENERATION=generation",
+					    "DEVICE=device", "BYTES=bytes:bytes", "ATTACHED=attached", "EXPIRES=expires_at",
+					    "PROBLEM=problem", NULL };
+
+	show_table(json_object_get(doc, "device_images"), kept);
+}
+
+static FALLIBLE enum err state_dict_of(const char *word, const char **out)
+{
+	if (!args_is_shm(word))
+		return ERR(INVALID_REQUEST, "%.200s is no state dict in shared memory: shm:NAME", word);
+	*out = word + strlen("shm:");
+	return OK;
+}
+
+int look_device_images(const struct command *, struct client *c, const struct args *a)
+{
+	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
+	const char *name = NULL;
+	enum err e = a->word_count ? state_dict_of(a->words[0], &name) : OK;
+
+	buf_puts(&path, "/v1/device-images");
+	if (name)
+		client_put(&path, "?state_dict=%", name);
+	e = e ?: client_end(&path);
+	return e ? follow_failed(c, e) : follow_show(c, &path, args_flag(a, "json"), print_device_images);
+}
+
+static FALLIBLE enum err put_number(const struct args *a, const char *option, json_t *body)
+{
+	const char *text = args_value(a, option);
+	uint64_t n;
+
+	if (!text)
+		return OK;
+	if (!str_to_u64(str_of(text), &n) || n > INT64_MAX)
+		return ERR(INVALID_REQUEST, "--%s %.50s is no number", option, text);
+	return request_set(body, option, json_integer((json_int_t)n));
+}
+
+static FALLIBLE enum err keep_request(const struct args *a, json_t *body)
+{
+	const char *name, *device = args_value(a, "device"), *ttl = args_value(a, "ttl");
+	int64_t ms = 0;
+
+	TRY(state_dict_of(a->words[0], &name));
+	TRY(request_set(body, "state_dict", json_string(name)));
+	TRY(put_number(a, "rank", body));
+	TRY(put_number(a, "generation", body));
+	if (device)
+		TRY(request_set(body, "device", json_string(device)));
+	if (ttl)
+		TRY(args_duration(ttl, &ms));
+	return ttl ? request_set(body, "ttl_seconds", json_integer(ms / 1000)) : OK;
+}
+
+int look_keep(const struct command *, struct client *c, const struct args *a)
+{
+	CLEANUP(client_drop) struct answer got = { 0 };
+	json_t *body = json_object();
+	enum err e = keep_request(a, body);
+
+	e = e ?: client_call(c, "POST", "/v1/device-images", body, &got);
+	json_decref(body);
+	if (e)
+		return follow_failed(c, e);
+	if (args_flag(a, "json"))
+		show_json(got.json);
+	else
+		show_say("%s\n", show_text(got.json, "id"));
+	return EXIT_DONE;
+}
+
+int look_drop(const struct command *, struct client *c, const struct args *a)
+{
+	CLEANUP(client_drop) struct answer got = { 0 };
+	CLEANUP(buf_free) struct buf path = BUF_INIT(16384);
+
+	client_put(&path, "/v1/device-images/%", a->words[0]);
+	enum err e = client_end(&path);
+	e = e ?: client_call(c, "DELETE", (char *)path.p, NULL, &got);
+	return e ? follow_failed(c, e) : EXIT_DONE;
 }

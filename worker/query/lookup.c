@@ -659,6 +659,7 @@ static const struct question {
 	{ "hold", .plain = hold },		{ "aliases", .plain = aliases },     { "find", .plain = lookup_find },
 	{ "loadable", .plain = lookup_loadable },		     { "runs", .plain = lookup_runs },
 	{ "trash", .plain = trash },		{ "device_copy", .segments = lookup_device_copy },
+	{ "device_image", .bytes = lookup_device_image },
 	{ NULL },
 };
 

@@ -16,6 +16,8 @@ FALLIBLE enum err lookup_tensors(struct worker *w, const json_t *q, const int *f
 FALLIBLE enum err lookup_images(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
 FALLIBLE enum err lookup_digests(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out);
 FALLIBLE enum err lookup_device_copy(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out);
+FALLIBLE enum err lookup_device_image(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out,
+				       int *fd_out);
 FALLIBLE enum err lookup_locate(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out);
 FALLIBLE enum err lookup_slice(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out);
 

@@ -1,4 +1,5 @@
-/* lookup_device_copy.c: copies between the device memory of a trainer and the segment of one of its ranks, which is page-locked.
+/* lookup_device_copy.c: copies between the device memory of a trainer and the segment of one of its ranks, which is page-locked; and
+ * device images: new memory of the GPU, filled from such a segment, that other processes map.
  *
  * The trainer hands over handles, and a table of pieces, which lies in the segment behind the image: thousands of tensors as JSON would
  * stop the coordinator. Why a worker copies and not the trainer: the trainer's own copy needs page-locked memory that it must make and
@@ -17,6 +18,7 @@
 
 #include "base/num.h"
 #include "device/device.h"
+#include "os/fs.h"
 #include "query/lookup.h"
 #include "session/gpu.h"
 
@@ -371,6 +373,14 @@ static FALLIBLE enum err copy_all(struct device_copy *c)
 	return device_wait(c->w->gpu, STALL_MS);
 }
 
+static FALLIBLE enum err stalled(enum err e, const char *uuid)
+{
+	if (e == ERR_TIMED_OUT) /* the process is of no use any more, as after any other error of the copy */
+		return ERR(DEVICE_FAILED, "GPU %.48s: nothing was copied for %d s; look at nvidia-smi and dmesg for Xid errors", uuid,
+			   STALL_MS / 1000);
+	return e;
+}
+
 static FALLIBLE enum err run(struct device_copy *c, const json_t *q, const int *fds, uint32_t fd_count)
 {
 	const char *uuid = json_string_value(json_object_get(q, "device"));
@@ -386,11 +396,7 @@ static FALLIBLE enum err run(struct device_copy *c, const json_t *q, const int *
 	TRY(read_table(c, q, segment_bytes));
 	TRY(open_handles(c));
 	TRY(prepare_gather(c));
-	enum err e = copy_all(c);
-	if (e == ERR_TIMED_OUT) /* the process is of no use any more, as after any other error here */
-		return ERR(DEVICE_FAILED, "GPU %.48s: nothing was copied for %d s; look at nvidia-smi and dmesg for Xid errors", uuid,
-			   STALL_MS / 1000);
-	return e;
+	return stalled(copy_all(c), uuid);
 }
 
 /* Adds the first call that failed. A device that is lost shows in calls that a copy can do without; the copy then fails in another. */
@@ -435,5 +441,51 @@ enum err lookup_device_copy(struct worker *w, const json_t *q, const int *fds, u
 	if (c.not_gathered[0])
 		buf_json_member(out, ",\"gather_problem\":", str_of(c.not_gathered));
 	buf_puts(out, "}");
+	return buf_status(out);
+}
+
+/* -------------------------------------------------------------------------------------------------------- device images */
+
+/* Fills new memory with the image and exports it. From here on an error means that the process must end: copies may be in flight. */
+static FALLIBLE enum err fill_image(struct device_copy *c, const char *uuid, uint64_t image_bytes, int *fd_out)
+{
+	const struct piece all = { .bytes = image_bytes };
+	enum err e = copy_one(c, &all);
+
+	e = stalled(e ?: device_wait(c->w->gpu, STALL_MS), uuid);
+	e = e ?: device_export(c->w->gpu, &c->imports[0], fd_out);
+	e = e ?: device_import_end(c->w->gpu, &c->imports[0]);
+	if (e) {
+		CLEANUP(err_restore) struct err_info info = *err_last();
+		fs_drop(fd_out);
+		info.code = ERR_DEVICE_FAILED;
+		return info.code;
+	}
+	return OK;
+}
+
+enum err lookup_device_image(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out)
+{
+	const char *uuid = json_string_value(json_object_get(q, "device"));
+	uint64_t segment_bytes = number(q, "segment_bytes"), image_bytes = number(q, "image_bytes");
+	struct device_import made;
+	struct device_copy c = { .w = w, .to_device = true, .imports = &made };
+
+	if (!uuid || fd_count < 1 || !image_bytes || image_bytes > segment_bytes)
+		return ERR(PROTOCOL, "a device image without device or segment");
+	gpu_sweep(w);
+	TRY(gpu_open_by_uuid(w, uuid));
+	TRY(gpu_map_segment(w, fds[0], segment_bytes, &c.segment));
+	enum err e = device_create(w->gpu, image_bytes, &made);
+	if (e == ERR_NO_MEMORY) {
+		const struct err_info why = *err_last();
+		return ERR(DEVICE_FULL, "GPU %.48s has no room for a device image of %ju bytes beside what else is in its memory: drop "
+			   "others (dcpctl kept), or end other processes (nvidia-smi), then ask again (%.200s)", uuid,
+			   (uintmax_t)image_bytes, why.text);
+	}
+	TRY(e);
+	uint64_t bytes = made.bytes;
+	TRY(fill_image(&c, uuid, image_bytes, fd_out));
+	buf_printf(out, "{\"bytes\":%ju,\"allocated\":%ju}", (uintmax_t)c.bytes, (uintmax_t)bytes);
 	return buf_status(out);
 }
