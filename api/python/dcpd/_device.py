@@ -1,17 +1,20 @@
-"""Device memory of this process as it is handed to a daemon (api/device-memory.md): which allocations addresses lie in, and their handles.
+"""Device memory that this process and a daemon share: which allocations addresses lie in, and their handles (api/device-memory.md); and
+memory of the daemon's that is mapped here (api/engines.md).
 
-The driver's library is the one that the process uses already: nothing here makes a context, allocates, or waits for a stream.
+The driver's library is the one that the process uses already: nothing that hands memory over makes a context, allocates, or waits for a
+stream. Who maps uses the device's primary context, which is torch's, too.
 """
 from __future__ import annotations
 
 import base64
 import bisect
+import contextlib
 import ctypes
 import json
 import os
 import socket
 import struct
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from . import _dtypes, _http, errors
 
@@ -20,26 +23,29 @@ Piece = Union[Tuple[int, int, int], Tuple[int, int, int, str, str]]
 
 _DEVICE, _LEGACY, _MAPPING_BYTES, _MAPPING_BASE = 9, 10, 18, 19  # CUpointer_attribute
 _FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_READ = 1  # CU_MEM_ACCESS_FLAGS_PROT_READ
 _BATCH = 250
 _U64 = ctypes.c_uint64
 _ROW = struct.Struct("<3Q2L")
 
 
 class Driver:
-    """The calls of libcuda that naming memory takes. Raises RequestRefused with the driver's error where it refuses one."""
+    """The calls of libcuda that naming and mapping memory takes. Raises RequestRefused with the driver's error where it refuses one, and
+    what that means: `refusal`."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusal: str = "device memory cannot be handed over") -> None:
+        self._refusal = refusal
         try:
             self._lib: Any = ctypes.CDLL("libcuda.so.1")
         except OSError as e:
-            raise errors.RequestRefused(f"device memory cannot be handed over: {e}") from None
+            raise errors.RequestRefused(f"{refusal}: {e}") from None
 
     def __call__(self, name: str, *args: Any) -> None:
         f = getattr(self._lib, name, None)
         r = 0 if f is None else f(*args)
         if f is None or r:
             why = f"error {r}" if r else "the driver is too old"
-            raise errors.RequestRefused(f"device memory cannot be handed over: {name}: {why}")
+            raise errors.RequestRefused(f"{self._refusal}: {name}: {why}")
 
     def _attribute(self, what: int, address: int) -> int:
         out = _U64()
@@ -48,9 +54,18 @@ class Driver:
 
     def uuid(self, address: int) -> str:
         """Of the GPU, as nvidia-smi prints it. Processes number GPUs as they like."""
-        device, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
-        self("cuDeviceGet", ctypes.byref(device), self._attribute(_DEVICE, address) & 0xFFFFFFFF)
-        self("cuDeviceGetUuid_v2", ctypes.byref(raw), device)
+        return self.uuid_of(self._attribute(_DEVICE, address) & 0xFFFFFFFF)
+
+    def _device(self, ordinal: int) -> ctypes.c_int:
+        device = ctypes.c_int()
+        self("cuDeviceGet", ctypes.byref(device), ordinal)
+        return device
+
+    def uuid_of(self, ordinal: int) -> str:
+        """Of the GPU with this number here, torch's too."""
+        raw = (ctypes.c_ubyte * 16)()
+        self("cuInit", 0)
+        self("cuDeviceGetUuid_v2", ctypes.byref(raw), self._device(ordinal))
         text = bytes(raw).hex()
         return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
@@ -79,6 +94,59 @@ class Driver:
         finally:
             self("cuMemRelease", allocation)
         return fd.value
+
+
+    def retain(self, ordinal: int) -> ctypes.c_void_p:
+        """The device's primary context, which release() lets go."""
+        context = ctypes.c_void_p()
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device(ordinal))
+        return context
+
+    def release(self, ordinal: int) -> None:
+        self("cuDevicePrimaryCtxRelease_v2", self._device(ordinal))
+
+    @contextlib.contextmanager
+    def _inside(self, context: ctypes.c_void_p) -> Iterator[None]:
+        self("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def map(self, fd: int, ordinal: int, size: int) -> int:
+        """The memory of a descriptor, which stays the caller's, read-only: its address."""
+        n, zero, allocation, at = ctypes.c_size_t(size), _U64(0), _U64(), _U64()
+        access = (ctypes.c_int * 3)(1, self._device(ordinal).value, _READ)
+        undo: List[Callable[[], None]] = []
+        self("cuMemImportFromShareableHandle", ctypes.byref(allocation), ctypes.c_void_p(fd), _FD)
+        try:
+            self("cuMemAddressReserve", ctypes.byref(at), n, ctypes.c_size_t(0), zero, zero)
+            undo.append(lambda: self("cuMemAddressFree", at, n))
+            self("cuMemMap", at, n, ctypes.c_size_t(0), allocation, zero)
+            undo.append(lambda: self("cuMemUnmap", at, n))
+            self("cuMemSetAccess", at, n, access, ctypes.c_size_t(1))
+        except BaseException:
+            while undo:
+                undo.pop()()
+            raise
+        finally:
+            self("cuMemRelease", allocation)  # the mapping has a reference of its own
+        return at.value
+
+    def unmap(self, context: ctypes.c_void_p, address: int, size: int) -> None:
+        """Waits for what may read there, on all streams."""
+        try:
+            with self._inside(context):
+                self("cuCtxSynchronize")
+        finally:
+            self("cuMemUnmap", _U64(address), ctypes.c_size_t(size))
+            self("cuMemAddressFree", _U64(address), ctypes.c_size_t(size))
+
+    def read(self, context: ctypes.c_void_p, address: int, size: int) -> bytes:
+        out = (ctypes.c_char * size)()
+        with self._inside(context):
+            self("cuMemcpyDtoH_v2", out, _U64(address), ctypes.c_size_t(size))
+        return out.raw
 
 
 class HandOver:
@@ -140,9 +208,9 @@ class HandOver:
 
 
 class Descriptors:
-    """A connection over which descriptors are handed over: they are the daemon's, too, until close(). `token` names them."""
+    """A connection over which descriptors are handed over, or received: they are the daemon's, too, until close(). `token` names them."""
 
-    def __init__(self, path: str, fds: List[int], timeout: float) -> None:
+    def __init__(self, path: str, fds: Sequence[int], timeout: float) -> None:
         connection = _http._unix_connection(path, timeout)
         connection.request("GET", "/v1/descriptors", headers={"Connection": "Upgrade", "Upgrade": "dcpd-descriptors"})
         self._socket: socket.socket = connection.sock
@@ -157,6 +225,13 @@ class Descriptors:
         except BaseException:
             self.close()
             raise
+
+    def receive(self) -> int:
+        """The descriptor that a request has asked for; the caller's."""
+        fds = socket.recv_fds(self._socket, 1, 1, socket.MSG_CMSG_CLOEXEC)[1]
+        if not fds:
+            raise errors.ConnectionLost("dcpd has ended before it gave a descriptor", code="descriptors")
+        return fds[0]
 
     def close(self) -> None:
         self._socket.close()

@@ -1,4 +1,4 @@
-"""attach: what a state dict in shared memory holds, without a copy: one process loads a model, many look at the same pages.
+"""What a state dict in shared memory holds, without a copy: one process loads a model, many look at the same pages.
 
     with dcpd.attach("shm:serve") as view:
         view["model.w"]                    # a read-only tensor: its bytes are those in the segment
@@ -21,9 +21,11 @@ class Entries(MappingBase):  # type: ignore[type-arg]
 
     def __init__(self, segment: image.Segment, as_numpy: bool, weights_only: bool) -> None:
         self._segment = segment
-        self.parsed = image.parse(segment.map)
-        self.paths = self.parsed.paths
         self.file = image.SHM + segment.name
+        self._fill(image.parse(segment.map), as_numpy, weights_only)
+
+    def _fill(self, parsed: image.Parsed, as_numpy: bool, weights_only: bool) -> None:
+        self.parsed, self.paths = parsed, parsed.paths
         self.chunks: List[image.ChunkSpec] = [e.spec for e in self.parsed.entries]
         self._items: Dict[str, Any] = {}
         for e in self.parsed.entries:
@@ -108,12 +110,3 @@ class StateDictView(Entries, Closing):
 
     def __repr__(self) -> str:
         return f"<StateDictView shm:{self.name}, rank {self.rank}, generation {self.generation}, {len(self)} entries>"
-
-
-def attach(state_dict: str, rank: int = 0, *, generation: Optional[int] = None, weights_only: bool = True, as_numpy: bool = False,
-           client: Optional[Client] = None) -> StateDictView:
-    """Maps the newest sealed generation of a rank of "shm:NAME". Raises NotFound, NotSealed, Forbidden."""
-    from ._daemon import default_client
-
-    name = state_dict[4:] if state_dict.startswith("shm:") else state_dict
-    return StateDictView(client or default_client(), name, rank, generation, weights_only, as_numpy)

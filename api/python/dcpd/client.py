@@ -11,10 +11,13 @@ import json
 import os
 import time
 import uuid
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 from . import errors
 from ._http import Answer, Transport, checked, default_endpoints, default_token, parse_url, query, quote
+
+if TYPE_CHECKING:
+    from . import _device
 
 API = "v1"
 IMAGE_PIECE = 64 << 20  # bytes asked for at once
@@ -565,6 +568,46 @@ class StateDicts(_Resource):
         self._t.request("POST", path, body or None, idempotent=True, timeout=self._t.timeout + (wait or 0))
 
 
+class DeviceImages(_Resource):
+    """Weights kept in the memory of GPUs (api/engines.md)."""
+
+    @staticmethod
+    def _path(id: str, tail: str = "") -> str:
+        return f"/v1/device-images/{quote(id)}{tail}"
+
+    def list(self, state_dict: Optional[str] = None) -> List[Dict[str, Any]]:
+        """id, state (filling, kept, dropped, lost), state_dict, rank, generation, device, bytes, attached, expires_at, problem, …"""
+        return list(self._t.request("GET", query("/v1/device-images", state_dict=state_dict))["device_images"])
+
+    def get(self, id: str) -> Dict[str, Any]:
+        return dict(self._t.request("GET", self._path(id)))
+
+    def keep(self, state_dict: str, rank: int = 0, *, generation: Optional[int] = None, device: Optional[str] = None,
+             ttl_seconds: Optional[int] = None, timeout: Optional[float] = None) -> Dict[str, Any]:
+        """The record, once a GPU (its uuid; None: the only one) has one rank's sealed generation in memory that outlives its users."""
+        body = {"state_dict": state_dict, "rank": rank, "generation": generation, "device": device, "ttl_seconds": ttl_seconds}
+        return dict(self._t.request("POST", "/v1/device-images", {k: v for k, v in body.items() if v is not None}, idempotent=True,
+                                    timeout=max(self._t.timeout, 600.0) if timeout is None else timeout))
+
+    def attach(self, id: str) -> "Tuple[Dict[str, Any], _device.Descriptors]":
+        """The record, and the connection to receive() the descriptor of the image's memory from; the image is in use until it is closed."""
+        from . import _device
+
+        if not self._t.endpoint.unix:
+            raise errors.RequestRefused("device memory is handed over by a daemon on the same host: connect by its Unix socket")
+        given = _device.Descriptors(self._t.endpoint.unix, (), self._t.timeout)
+        try:
+            return dict(self._t.request("POST", self._path(id, ":attach"), {"descriptors": given.token})), given
+        except BaseException:
+            given.close()
+            raise
+
+    def drop(self, id: str) -> None:
+        """No process gets it any more; its memory is free when those that have it have ended. Raises NotFound, Forbidden, Busy (it is being
+        filled)."""
+        self._t.request("DELETE", self._path(id), idempotent=True)
+
+
 class Publications(_Resource):
     def list(self) -> List[Dict[str, Any]]:
         """Records of publications, each with its `subscribers`: versions, lag, bytes of the last update."""
@@ -655,6 +698,7 @@ class Client(Closing):
         self.jobs, self.checkpoints = Jobs(transport), Checkpoints(transport)
         self.state_dicts, self.storages = StateDicts(transport), Storages(transport)
         self.publications, self.audit = Publications(transport), Audit(transport)
+        self.device_images = DeviceImages(transport)
         self.transforms, self.runs, self.policies = Transforms(transport), Runs(transport), Policies(transport)
         self.webhooks, self.chains = Webhooks(transport), Chains(transport)
         self.nodes = Nodes(transport)

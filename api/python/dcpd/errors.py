@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Mapping, Optional, Type
 
 __all__ = [
     "DcpdError", "NoDaemon", "ConnectionLost", "RequestRefused", "Forbidden", "NotFound", "CheckpointExists", "CheckpointHeld",
-    "Busy", "SlotsBusy", "NotSealed", "NoSpace", "SharedMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey",
+    "Busy", "SlotsBusy", "NotSealed", "NoSpace", "SharedMemoryFull", "DeviceMemoryFull", "StorageFailed", "CheckpointDamaged", "MissingKey",
     "StateDictMismatch", "JobFailed", "JobCancelled", "WaitTimeout", "TensorChanged", "RanksDisagree", "RankFailed", "SeveralHosts",
     "NoSharedMemory", "ProtocolMismatch", "from_problem",
 ]
@@ -111,6 +111,10 @@ class SharedMemoryFull(NoSpace, MemoryError):
     """Not enough room in /dev/shm, or below dcpd's --shm-limit. The message says how much is needed, free and held by whom."""
 
 
+class DeviceMemoryFull(NoSpace, MemoryError):
+    """Not enough room in a GPU's memory, or below dcpd's --device-limit. The message says which, and what to do."""
+
+
 class StorageFailed(DcpdError, OSError):
     """The storage reports errors, does not answer, or is not there."""
 
@@ -188,6 +192,7 @@ _CLASSES: Mapping[str, Type[DcpdError]] = {
     "not_sealed": NotSealed,
     "storage_full": NoSpace,
     "shm_exhausted": SharedMemoryFull,
+    "device_full": DeviceMemoryFull,
     **dict.fromkeys(("storage_io", "not_durable", "storage_readonly", "storage_gone", "storage_stalled"), StorageFailed),
     **dict.fromkeys(("checkpoint_damaged", "checkpoint_incomplete", "format_zip", "format_pickle", "format_metadata", "format_item",
                      "format_transform", "format_safetensors", "format_manifest", "limit_exceeded", "digest_mismatch", "coverage_hole"),

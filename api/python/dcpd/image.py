@@ -236,10 +236,12 @@ class Parsed(NamedTuple):
     paths: Dict[str, List[Any]]
 
 
-def parse(image: Any) -> Parsed:
-    """The structure of an image (a buffer). Raises CheckpointDamaged where it is not one."""
+def parse(image: Any, size: Optional[int] = None) -> Parsed:
+    """The structure of an image (a buffer, or its beginning with the header of an image of `size` bytes). Raises CheckpointDamaged where it
+    is not one."""
     view = memoryview(image)
     try:
+        size = len(view) if size is None else size
         if len(view) < 8:
             raise ValueError("shorter than its length field")
         n = struct.unpack("<Q", view[:8])[0]
@@ -250,10 +252,10 @@ def parse(image: Any) -> Parsed:
         if dcpd.get("version") != 1:
             raise ValueError(f"version {dcpd.get('version')!r}")
         listed = dcpd.get("tensors", {})
-        entries = [Entry(_spec(name, e, listed.get(name, {})), 8 + n + _begin(e, len(view) - 8 - n))
+        entries = [Entry(_spec(name, e, listed.get(name, {})), 8 + n + _begin(e, size - 8 - n))
                    for name, e in head.items() if not name.startswith(PAD)]
         for e in entries:
-            if e.begin + e.spec.nbytes > len(view):
+            if e.begin + e.spec.nbytes > size:
                 raise ValueError(f"{e.spec.fqn} goes beyond the end")
         return Parsed(entries, dict(dcpd.get("values", {})), dict(dcpd.get("paths", {})))
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as e:
