@@ -213,7 +213,7 @@ cuda_result cuDeviceGetAttribute(int *out, int which, cuda_device d)
 	BEGIN();
 	if (which != CUDA_ATTRIBUTE_VMM && which != CUDA_ATTRIBUTE_HANDLE_FD)
 		return INVALID_VALUE;
-	*out = !number_of("FAKE_CUDA_NO_VMM", 0);
+	*out = !fake_number("FAKE_CUDA_NO_VMM", 0);
 	return CUDA_OK;
 }
 
@@ -518,7 +518,7 @@ static void unref_vmm(struct vmm *v)
 static bool is_prop(const struct CUmemAllocationProp_st *how)
 {
 	return how->type == CUDA_ALLOCATION_PINNED && how->location.type == CUDA_LOCATION_DEVICE &&
-	       (unsigned long)how->location.id < number_of("FAKE_CUDA_DEVICES", 1) && (how->handle_types & ~CUDA_HANDLE_FD) == 0;
+	       (unsigned long)how->location.id < fake_number("FAKE_CUDA_DEVICES", 1) && (how->handle_types & ~CUDA_HANDLE_FD) == 0;
 }
 
 cuda_result cuMemGetAllocationGranularity(size_t *out, const struct CUmemAllocationProp_st *how, unsigned which)
@@ -535,7 +535,7 @@ cuda_result cuMemCreate(cuda_allocation *out, size_t bytes, const struct CUmemAl
 	BEGIN();
 	if (!is_prop(how) || !bytes || bytes % GRANULE || flags)
 		return INVALID_VALUE;
-	if (used + bytes > number_of("FAKE_CUDA_MEMORY", 1UL << 30))
+	if (used + bytes > fake_number("FAKE_CUDA_MEMORY", 1UL << 30))
 		return CUDA_OUT_OF_MEMORY;
 	return new_vmm(new_file(bytes), bytes, how->handle_types == CUDA_HANDLE_FD, true, out);
 }
