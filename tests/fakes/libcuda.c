@@ -207,7 +207,7 @@ cuda_result cuDeviceTotalMem_v2(size_t *out, cuda_device d)
 	return CUDA_OK;
 }
 
-cuda_result cuDeviceGetAttribute(int *out, int which, cuda_device d)
+cuda_result cuDeviceGetAttribute(int *out, unsigned which, cuda_device d)
 {
 	(void)d;
 	BEGIN();

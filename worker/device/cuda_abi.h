@@ -55,7 +55,7 @@ enum {
 	X(device_name, cuDeviceGetName, (char *out, int bytes, cuda_device d))                                   \
 	X(device_uuid, cuDeviceGetUuid_v2, (struct CUuuid_st *out, cuda_device d))                               \
 	X(device_memory, cuDeviceTotalMem_v2, (size_t *out, cuda_device d))                                      \
-	X(device_attribute, cuDeviceGetAttribute, (int *out, int which, cuda_device d))                          \
+	X(device_attribute, cuDeviceGetAttribute, (int *out, unsigned which, cuda_device d))                          \
 	X(ctx_retain, cuDevicePrimaryCtxRetain, (struct CUctx_st **out, cuda_device d))                          \
 	X(ctx_release, cuDevicePrimaryCtxRelease_v2, (cuda_device d))                                            \
 	X(ctx_set, cuCtxSetCurrent, (struct CUctx_st *ctx))                                                      \
