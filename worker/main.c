@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/jtext.h"
 #include "base/log.h"
 #include "comm/nccl.h"
@@ -24,7 +25,8 @@
 #include "runner/stats_cache.h"
 #include "store/trash.h"
 
-enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, SWEEP_MS = 2000, PROBLEM_ROOM = 64, MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30,
+enum { GANG_NICE = 5, IO_DEPTH = 32, WAIT_FOREVER = -1, SWEEP_MS = 2000, STUCK_MS = 2000, PROBLEM_ROOM = 64,
+       MEMORY_MIN = 16 << 20, DATA_MIN = 1 << 30,
        HEAP_KEPT = 4 << 20 };
 
 static FALLIBLE enum err open_stores(struct worker *w, const json_t *roots)
@@ -252,6 +254,20 @@ static FALLIBLE enum err report_job(struct job *j, enum err e)
 	return job_send_json(j, FRAME_DONE, done);
 }
 
+/* An NCCL group of this process does not end, and neither would its ordinary exit. The coordinator hears the job's end, and starts another
+ * gang. */
+static void end_stuck(struct worker *w)
+{
+	int64_t end = clock_mono_ms() + STUCK_MS;
+	struct frame f;
+	bool got, closed = false;
+
+	while (w->conn && !closed && frame_wants_write(w->conn) && clock_mono_ms() < end)
+		if (frame_wait(w->conn, 100, &f, &got, &closed) != OK)
+			break;
+	_exit(1);
+}
+
 static FALLIBLE enum err handle_job(struct worker *w, struct frame *f)
 {
 	struct job j = { .worker = w, .generation = f->generation };
@@ -266,7 +282,7 @@ static FALLIBLE enum err handle_job(struct worker *w, struct frame *f)
 		e = gang_run_join(&j, f->fds, f->fd_count);
 	e = report_job(&j, e);
 	if (comm_nccl_stuck())
-		_exit(1); /* the coordinator has the job's end, and starts another gang */
+		end_stuck(w);
 	job_free(&j);
 	seg_leavings_unmap(&w->leavings);
 	mem_trim(HEAP_KEPT);
@@ -400,6 +416,8 @@ int main(int argc, char **argv)
 	lookup_tree_free(&tree);
 	lookup_kept_free(&known);
 	group_close(&w);
+	if (comm_nccl_stuck())
+		end_stuck(&w);
 	gpu_close(&w);
 	io_engine_close(w.io);
 	frame_conn_free(w.conn);

@@ -285,9 +285,12 @@ static void *new_words(struct nccl *g, uint32_t size)
 	return g->words;
 }
 
+static bool is_stuck;                  /* a group of this process does not end */
+
+/* Beside a group that does not end, nothing is freed: the driver would wait for its kernels. */
 static void free_group(struct nccl *g)
 {
-	if (!g || g->is_stuck)
+	if (!g || is_stuck)
 		return;
 	comm_nccl_free_slots(g);
 	if (g->words_pinned && device_unpin(g->device, g->words) != OK)
@@ -345,8 +348,6 @@ static void *run_ending(void *arg)
 	return NULL;
 }
 
-static bool is_stuck;
-
 bool comm_nccl_stuck(void)
 {
 	return is_stuck;
@@ -371,9 +372,8 @@ static void end_comm(struct nccl *g, nccl_result (*call)(struct ncclComm *comm),
 	g->comm = NULL;
 	for (uint32_t turn = 0; !atomic_load(&e->done) && comm_now_ns() < end; turn++)
 		pause_a_little(turn);
-	g->is_stuck = !atomic_load(&e->done);
-	is_stuck = is_stuck || g->is_stuck;
-	if (g->is_stuck) {
+	if (!atomic_load(&e->done)) {
+		is_stuck = true;
 		err_record(ERR_TIMED_OUT, 0, ERR_PLACE, "%s has not returned for %d s", name, END_MS / 1000);
 		log_err("a group over NCCL does not end: this process will", NULL);
 	}

@@ -30,7 +30,6 @@ struct nccl {
 	bool slots_made, pinned, words_pinned;
 	bool busy;                     /* something of ours is on the stream */
 	bool agreed;                   /* all members know of the error */
-	bool is_stuck;                 /* its communicator does not end: its memory stays */
 	uint32_t size;
 };
 

@@ -7,12 +7,14 @@
 enum { KEPT_MAX = 4 };
 
 struct kept_group {
-	struct comm *comm;             /* the NCCL group; NULL: the entry is free */
+	struct comm *comm;             /* the NCCL group; NULL: this worker is no member, or has none for now */
 	uint64_t id;                   /* the group's id, the same on all members */
 	uint64_t used;                 /* number of the job that used it last */
-	uint32_t size, deadline_ms;
+	uint32_t size, deadline_ms;    /* size 0: the entry is free */
 };
 
+/* Every worker of the gang, member or not, has the same sizes here, whatever became of the jobs: what all members do together when a group
+ * gives way (ncclCommDestroy), they do before the same job. */
 struct kept_groups {
 	struct kept_group v[KEPT_MAX]; /* at most one of a size: its members are the gang's first ones */
 	uint64_t jobs;                 /* over NCCL, so far */
@@ -86,22 +88,23 @@ static FALLIBLE enum err read_spec(const struct job *j, const json_t *doc, uint3
 static void close_kept(struct kept_group *k)
 {
 	comm_close(k->comm);
-	*k = (struct kept_group){ 0 };
+	k->comm = NULL;
+	k->id = 0;
 }
 
-/* Finds the group of this size, or frees an entry for it: that of the group which was not used for the longest. */
+/* The entry of this size, for the next job. The group that was not used for the longest gives way. */
 static struct kept_group *entry_of(struct kept_groups *all, uint32_t size)
 {
-	struct kept_group *oldest = &all->v[0];
+	struct kept_group *k = &all->v[0];
 
-	for (uint32_t i = 0; i < KEPT_MAX; i++) {
-		if (all->v[i].comm && all->v[i].size == size)
-			return &all->v[i];
-		if (all->v[i].used < oldest->used)
-			oldest = &all->v[i];
-	}
-	close_kept(oldest);
-	return oldest;
+	for (uint32_t i = 0; i < KEPT_MAX && k->size != size; i++)
+		if (all->v[i].size == size || all->v[i].used < k->used)
+			k = &all->v[i];
+	if (k->size != size)
+		close_kept(k);
+	k->size = size;
+	k->used = ++all->jobs;
+	return k;
 }
 
 /* If one member has no group, or its group has failed, all members open a new one, and those that kept the old one close it. */
@@ -134,28 +137,26 @@ enum err group_join(struct job *j, const json_t *doc, uint32_t rank, uint32_t co
 	*out = NULL;
 	if (members < 1 || members > count)
 		return ERR(PROTOCOL, "a group of %jd members in a gang of %u", (intmax_t)members, count);
-	if (rank >= (uint32_t)members)
-		return OK;
 	TRY(read_spec(j, doc, rank, (uint32_t)members, &spec));
 	if (!w->groups)
 		w->groups = mem_zalloc(1, sizeof *w->groups);
 	NEED(w->groups, "no memory for a group");
+	struct kept_group *k = spec.inside == COMM_NCCL ? entry_of(w->groups, spec.size) : NULL;
+	if (rank >= spec.size)
+		return OK;
 	struct group_meeting *meeting = &w->groups->meeting;
 	*meeting = (struct group_meeting){ .job = j, .size = spec.size, .deadline_ms = spec.deadline_ms };
 	spec.user = meeting;
-	if (spec.inside != COMM_NCCL)
+	if (!k)
 		return comm_open(&spec, out);
 	TRY(gpu_open(w));
 	spec.device = w->gpu;
-	struct kept_group *k = entry_of(w->groups, spec.size);
 	TRY(agree_on_kept(k, meeting, &spec));
 	if (!k->comm) {
 		TRY(comm_open(&spec, &k->comm));
 		k->id = spec.group_id;
-		k->size = spec.size;
 		k->deadline_ms = spec.deadline_ms;
 	}
-	k->used = ++w->groups->jobs;
 	*out = k->comm;
 	return OK;
 }
