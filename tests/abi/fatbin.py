@@ -1,4 +1,4 @@
-"""fatbin.py FATBIN PTX ARCH…: does the fat binary have this PTX, and machine code of the kernel for each architecture? Needs no toolkit."""
+"""fatbin.py FATBIN PTX ARCH…: has the fat binary this PTX, and machine code of its kernels for each architecture? Needs no toolkit."""
 import pathlib
 import re
 import struct
@@ -27,12 +27,16 @@ def words_of(ptx):
 def main():
     found = list(images(pathlib.Path(sys.argv[1]).read_bytes()))
     ptx, wanted = pathlib.Path(sys.argv[2]).read_bytes(), [int(a) for a in sys.argv[3:]]
+    kernels = re.findall(rb"\.visible \.entry (\w+)\(", ptx)
+    assert kernels, f"{sys.argv[2]} has no kernel"
     words = [words_of(b.rstrip(b"\0")) for kind, arch, b in found if kind == PTX and arch == wanted[0]]
     assert words == [words_of(ptx)], f"its PTX is not {sys.argv[2]}"
     code = {arch: b for kind, arch, b in found if kind == ELF}
     assert sorted(code) == sorted(wanted) and len(found) == len(wanted) + 1, [f[:2] for f in found]
     for arch, b in code.items():
-        assert b[:4] == b"\x7fELF" and b".text.dcpd_gather\0" in b, arch
+        assert b[:4] == b"\x7fELF", arch
+        for kernel in kernels:
+            assert b".text." + kernel + b"\0" in b, (arch, kernel)
     print("ok fatbin: PTX and " + ", ".join(f"sm_{a}" for a in sorted(code)))
 
 
