@@ -45,11 +45,17 @@ class Ask:
         """(tensors, values) that the rules make of a checkpoint, in the form of `checkpoints.tensors`. None: there are more than a plan
         lists. Raises what is wrong with the rules."""
         target = {"state_dict": _session.new_name(), "world_size": 1}
-        table = c.jobs.plan("load", source=dict(source), target=target, **self.rules)["transform"]
+        table = c.jobs.plan("load", source=dict(source), target=target, **self.rules).get("transform")
+        if table is None:  # rules that are none
+            return c.checkpoints.tensors(source)
         tensors, found = list(table["after"]), list(table.get("values", []))
         if (len(tensors), len(found)) != (table["after_count"], table.get("value_count")):
             return None
         return tensors, found
+
+    def others(self, c: Client) -> bool:
+        """Whether the rules read other checkpoints, too."""
+        return any("from" in rule for rule in c.transforms.rules(*self.rules.get("transform", ())))
 
     def deadline(self) -> Optional[float]:
         """When the timeout is over, which counts from the first time that this is asked."""

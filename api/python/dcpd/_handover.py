@@ -85,6 +85,11 @@ class Hand:
                     raise
                 if not isinstance(e, (errors.DcpdError, OSError)) or getattr(e, "code", None) == "state_conflict":
                     raise
+                if getattr(e, "code", None) == "unknown_field" and any(self._is_cast(i) for i in mine):
+                    _no_casts(self._client, str(e))  # a daemon of before
+                    uncast = {i for i in mine if not self._is_cast(i)}
+                    done.update(self.take(name, rank, generation, v, uncast, wait, to_device) if uncast else ())
+                    continue
                 _refused(self._client, e)
                 break
             problem = told.get("cast_problem")

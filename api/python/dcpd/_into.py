@@ -311,14 +311,14 @@ class _Run:
             try:
                 listed = self.ask.made(self.c, self.source) if self.ask.rules else self.c.checkpoints.tensors(self.source)
                 out = None if listed is None else {**{x["fqn"]: str(x["dtype"]) for x in listed[0]}, **{x["fqn"]: "" for x in listed[1]}}
-            except errors.DcpdError:
-                pass  # the job will say it
+            except Exception:
+                pass  # the others wait for the broadcast; the job will say it, also of a file of rules that cannot be read
         return self.g.broadcast(out)  # type: ignore[no-any-return]
 
     def _cast_on_devices(self, stored: Mapping[str, str]) -> Dict[str, str]:
         """The stored dtypes of tensors that GPUs cast, by FQN. All ranks have one dtype of a tensor in their segments. None if another
-        version may come unseen: if its dtypes were wider, it would be rounded."""
-        able = _handover.casts(self.c) and self.version not in ("", _direct.GONE)
+        version may come unseen, of a checkpoint that rules read from, too: if its dtypes were wider, it would be rounded."""
+        able = _handover.casts(self.c) and self.version not in ("", _direct.GONE) and not self.ask.rules
         told: List[Dict[str, bool]] = self.everyone.gather({k: able and x for k, x in self.target.cast_here(stored).items()})
         return {k: stored[k] for x in told for k in x if k in stored and all(other.get(k, True) for other in told)}
 

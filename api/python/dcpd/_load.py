@@ -118,6 +118,8 @@ def _list(ask: _ask.Ask, place: _where.Place, keys: Optional[List[str]]) -> Opti
     """The entries that are asked for, by FQN. None where a load of new tensors goes through shared memory whole; why is said."""
     if "storage" not in place.object:  # a load in parts is several jobs
         return _whole(ask, "a state dict in memory may get a new generation between two parts of a load")
+    if ask.others(place.client):  # which nobody watches
+        return _whole(ask, "its rules read another checkpoint, which may be replaced between two parts of a load")
     try:
         listed = ask.made(place.client, place.object) if ask.rules else place.client.checkpoints.tensors(place.object)
     except errors.DcpdError as e:
