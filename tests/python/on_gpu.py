@@ -250,6 +250,7 @@ def by_rules(ref):
         raise AssertionError("a rule that matches nothing")
     except dcpd.RequestRefused as e:
         assert "nowhere" in e.message, e.message
+    assert same(host(dcpd.load(ref, keys=["half"], device="cuda", transform=[])), {"half": wanted["half"]})
     del _load._dtypes._torch_names[torch.float16]
     to = torch.Tensor.to
     torch.Tensor.to = lambda t, *a, **k: put(t) if a and a[0] == "cuda" else to(t, *a, **k)

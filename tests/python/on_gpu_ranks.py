@@ -113,3 +113,13 @@ def wishes(pg, rank, ref, spread):
     finally:
         undo(monkey)
     return seen
+
+
+def rules_that_are_not_there(pg, rank, ref):
+    """What rank 0 cannot read fails all ranks: none waits for what it would have told."""
+    into = {"model": {"w": put(torch.zeros(2 << 20))}}
+    try:
+        dcpd.load(ref, into=into, process_group=pg, transform="nowhere/rules.json")
+    except Exception as e:
+        return type(e).__name__
+    raise AssertionError("rules of no file")

@@ -235,6 +235,11 @@ def test_a_cast_of_several_ranks(two, g, on_device, handed):
     assert copied(g) - before == handed
 
 
+def test_rules_that_cannot_be_read_fail_all_ranks(two):
+    pool, ref = two
+    assert all("FileNotFoundError" in x or x == "RankFailed" for x in pool(on_gpu_ranks.rules_that_are_not_there, ref))
+
+
 def test_a_rank_without_room_on_its_device(two):
     pool, ref = two
     got = pool(on_gpu_ranks.no_room, ref)
