@@ -374,9 +374,9 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *mhd, const 
 	enum err e = handle(r);
 	if (e)
 		return refuse(r, e);
-	if (r->answer)
+	if (r->answer && !r->awaits_audit)
 		return send_answer(r);
-	if (r->answered) /* there was no memory for any answer */
+	if (r->answered && !r->answer) /* there was no memory for any answer */
 		return MHD_NO;
 	must(r->refs > 1);
 	put_to_sleep(l->http, r);

@@ -97,6 +97,7 @@ struct req {
 	bool reads_only;             /* it has changed nothing that its answer must tell of: there may be no room for that */
 	bool suspended, waited, answered, answer_kept, finished, begun;
 	struct req *prev, *next;     /* requests that are being waited for */
+	bool awaits_audit;           /* it has an answer, which is sent once the audit's row is on disk */
 	struct err_info *refused;    /* the answer, once the body has been read and dropped */
 	uint64_t body_bytes, body_counted;
 	uint64_t unread;             /* bytes of the answer that unread.h counts */

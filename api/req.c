@@ -45,6 +45,7 @@ static void on_audited(void *user, enum err e)
 
 	if (e)
 		log_err("a change is not in the audit", "request", r->id, "action", r->audit, "path", r->path, NULL);
+	r->awaits_audit = false;
 	http_wake(r);
 	req_release(r);
 }
@@ -79,11 +80,12 @@ static bool audits(struct req *r, unsigned status, bool dropped)
 	bool has_url = strncmp(r->audit, "webhook.", 8) == 0; /* which may have a password in it */
 	const struct audit_entry entry = { .uid = r->caller.uid, .token = r->caller.token, .policy = "", .action = r->audit,
 					   .subject = subject, .job = r->audit_job, .request = has_url ? NULL : r->body };
-	bool waits = r->suspended && !dropped;
-	if (waits)
+	if (!dropped) {
+		r->awaits_audit = true;
 		req_hold(r);
-	audit_add(r->core, &entry, waits ? on_audited : NULL, r);
-	return waits;
+	}
+	audit_add(r->core, &entry, dropped ? NULL : on_audited, r);
+	return r->awaits_audit;
 }
 
 static FALLIBLE enum err give_dressed(struct req *r, unsigned status, struct MHD_Response *m, const char *type, bool page)
