@@ -169,10 +169,22 @@ FALLIBLE enum err h_device_images_list(struct req *r)
 	return take(r, device_images_list(r->core->device_images, &who, of, &b), &b);
 }
 
+/* The audit's subject is STATE_DICT:ID. */
+static FALLIBLE enum err note_subject(struct req *r, const struct buf *record)
+{
+	CLEANUP(jval_drop) json_t *doc = NULL;
+
+	TRY(jval_parse((struct str){ (const char *)record->p, record->len }, &doc));
+	snprintf(r->audit_subject, sizeof r->audit_subject, "%s:%s", json_string_value(json_object_get(doc, "state_dict")),
+		 json_string_value(json_object_get(doc, "id")));
+	return OK;
+}
+
 static void on_kept(void *user, enum err e, const struct buf *record)
 {
 	struct buf b = BUF_INIT(RECORD_MAX);
 
+	e = e ?: note_subject(user, record);
 	if (!e)
 		buf_put(&b, record->p, record->len);
 	req_done(user, take(user, e ?: buf_status(&b), &b));
@@ -184,6 +196,7 @@ FALLIBLE enum err h_device_images_create(struct req *r)
 	struct device_image_request rq = { .who = req_principal(r), .generation = -1, .ttl_ms = -1 };
 	struct buf there = BUF_INIT(RECORD_MAX);
 	int64_t ttl_s = -1;
+	bool changes;
 
 	TRY(jval_only(&root, (const char *const[]){ "state_dict", "rank", "generation", "device", "ttl_seconds", NULL }));
 	TRY(jval_string(&name, &rq.state_dict));
@@ -194,7 +207,11 @@ FALLIBLE enum err h_device_images_create(struct req *r)
 	rq.ttl_ms = ttl_s < 0 ? -1 : ttl_s * 1000;
 	if (device.j)
 		TRY(read_uuid(&root, &rq.device));
-	enum err e = device_image_keep(r->core->device_images, &rq, on_kept, r, &there);
+	enum err e = device_image_keep(r->core->device_images, &rq, on_kept, r, &there, &changes);
+	if (!changes)
+		r->audit = NULL; /* it was there, or is another request's */
+	if (!e && there.len)
+		e = note_subject(r, &there);
 	if (e || there.len)
 		return take(r, e, &there);
 	req_hold(r);
@@ -224,7 +241,12 @@ FALLIBLE enum err h_device_image_attach(struct req *r)
 FALLIBLE enum err h_device_image_drop(struct req *r)
 {
 	struct principal who = req_principal(r);
+	struct buf b = BUF_INIT(RECORD_MAX);
 
+	enum err e = device_image_put(r->core->device_images, &who, r->parts[2], &b);
+	e = e ?: note_subject(r, &b);
+	buf_free(&b);
+	TRY(e);
 	TRY(device_image_drop(r->core->device_images, &who, r->parts[2]));
 	return req_empty(r, 204);
 }

@@ -87,6 +87,7 @@ struct req {
 	struct buf raw;              /* the body's bytes */
 	const char *audit;           /* what it has changed once its answer is no error: the route's, or the handler's */
 	char audit_job[27];          /* of the job that does it */
+	char audit_subject[224];     /* what is changed, where neither path nor body say it; else "" */
 	json_t *note;                /* what a handler keeps for its later half */
 	struct state_dict_reading *reading;     /* what its answer is read from; NULL: nothing. It ends with the request */
 	int64_t send_ms;             /* time that the client has to read the answer; 0: as `unread` has it */
@@ -96,8 +97,8 @@ struct req {
 	unsigned status, refs;
 	bool reads_only;             /* it has changed nothing that its answer must tell of: there may be no room for that */
 	bool suspended, waited, answered, answer_kept, finished, begun;
-	struct req *prev, *next;     /* requests that are being waited for */
 	bool awaits_audit;           /* it has an answer, which is sent once the audit's row is on disk */
+	struct req *prev, *next;     /* requests that are being waited for */
 	struct err_info *refused;    /* the answer, once the body has been read and dropped */
 	uint64_t body_bytes, body_counted;
 	uint64_t unread;             /* bytes of the answer that unread.h counts */

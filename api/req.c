@@ -50,7 +50,8 @@ static void on_audited(void *user, enum err e)
 	req_release(r);
 }
 
-/* The subject of a change: the target of a delete job, else "STORAGE:NAME", "STORAGE:RUN@ALIAS", or a name, from the path. */
+/* The subject of a change: as the handler has it, the target of a delete job, else "STORAGE:NAME", "STORAGE:RUN@ALIAS", or a name, from the
+ * path. */
 static void put_subject(const struct req *r, char out[AUDIT_SUBJECT_MAX])
 {
 	const json_t *target = json_object_get(r->body, "target");
@@ -58,7 +59,9 @@ static void put_subject(const struct req *r, char out[AUDIT_SUBJECT_MAX])
 	struct str a = r->part_count > 2 ? r->parts[2] : STR(""), b = r->part_count > 3 ? r->parts[3] : STR("");
 	struct str c = r->part_count > 5 ? r->parts[5] : STR("");
 
-	if (a.n == 0 && target)
+	if (r->audit_subject[0])
+		snprintf(out, AUDIT_SUBJECT_MAX, "%s", r->audit_subject);
+	else if (a.n == 0 && target)
 		snprintf(out, AUDIT_SUBJECT_MAX, "%s:%s", json_string_value(json_object_get(target, "storage")) ?: "", name ? name : "");
 	else if (a.n == 0)
 		snprintf(out, AUDIT_SUBJECT_MAX, "%s", name ? name : "");

@@ -40,10 +40,10 @@ static const struct route routes[] = {
 	{ "GET", "/v1/descriptors", h_descriptors, ROUTE_NO_BODY, false, false, Q(NULL), .scope = SCOPE_SUBMIT },
 
 	{ "GET", "/v1/device-images", h_device_images_list, ROUTE_NO_BODY, false, false, Q("state_dict", NULL), .list = "device_images" },
-	{ "POST", "/v1/device-images", h_device_images_create, ROUTE_BODY, false, true, Q(NULL) },
+	{ "POST", "/v1/device-images", h_device_images_create, ROUTE_BODY, false, true, Q(NULL), .audit = "device_image.keep" },
 	{ "GET", "/v1/device-images/{id}", h_device_image_get, ROUTE_NO_BODY, false, false, Q(NULL) },
 	{ "POST", "/v1/device-images/{id}:attach", h_device_image_attach, ROUTE_BODY, false, false, Q(NULL) },
-	{ "DELETE", "/v1/device-images/{id}", h_device_image_drop, ROUTE_NO_BODY, false, false, Q(NULL), .scope = SCOPE_SUBMIT },
+	{ "DELETE", "/v1/device-images/{id}", h_device_image_drop, ROUTE_NO_BODY, false, true, Q(NULL), .audit = "device_image.drop" },
 
 	{ "GET", "/v1/publications", h_publications_list, ROUTE_NO_BODY, false, false, Q(NULL), .list = "publications" },
 	{ "GET", "/v1/publications/{name}", h_publication_get, ROUTE_NO_BODY, false, false, Q(NULL) },

@@ -1,5 +1,5 @@
-/* audit.h: who changed what, for those who must answer for it: deletes, aliases, holds, policies, chains, webhooks, storages. A row is in
- * the journal before the caller hears that the change is done; the newest JOURNAL_AUDIT_MAX are kept. */
+/* audit.h: who changed what, for those who must answer for it: deletes, aliases, holds, policies, chains, webhooks, storages, device
+ * images. A row is in the journal before the caller hears that the change is done; the newest JOURNAL_AUDIT_MAX are kept. */
 #pragma once
 #include <jansson.h>
 #include "base/buf.h"

@@ -13,6 +13,7 @@
 #include "server/descriptors.h"
 #include "server/device_copy.h"
 #include "server/devices.h"
+#include "server/events.h"
 #include "server/state_dict.h"
 
 enum { TICK_MS = 500, ID_BYTES = 8, IMAGES_MAX = 4096 };
@@ -50,6 +51,13 @@ struct device_images {
 	struct device_image *first;
 };
 
+static void emit(const struct device_image *i, const char *what)
+{
+	events_emit(i->all->parts.events, "device_image.changed", NULL,
+		    json_pack("{s:s, s:s, s:s, s:I, s:s}", "device_image", i->id, "what", what, "state_dict", i->state_dict, "rank",
+			      (json_int_t)i->rank, "device", i->device));
+}
+
 static void free_image(struct device_image *i)
 {
 	list_remove(&i->all->first, i);
@@ -71,6 +79,14 @@ static void set_state(struct device_image *i, enum image_state to)
 	snprintf(rank, sizeof rank, "%jd", (intmax_t)i->rank);
 	log_info("device image", "id", i->id, "state", state_names[to], "state_dict", i->state_dict, "rank", rank, "device", i->device,
 		 NULL);
+	emit(i, state_names[to]);
+}
+
+/* The memory is free, or was never filled. */
+static void remove_image(struct device_image *i)
+{
+	emit(i, "removed");
+	free_image(i);
 }
 
 /* No new engine gets it. Those that have it keep their mappings, and the memory counts until they are gone. */
@@ -81,7 +97,7 @@ static void drop(struct device_image *i)
 		close(i->fd);
 	i->fd = -1;
 	if (!i->attached)
-		free_image(i);
+		remove_image(i);
 }
 
 static int64_t ends_ms(const struct device_image *i)
@@ -234,7 +250,7 @@ static void on_made(void *user, enum err e, const json_t *ok, int *fd)
 		e = ERR(PROTOCOL, "a holder has made a device image without a descriptor");
 	if (e) {
 		tell(i, e);
-		free_image(i);
+		remove_image(i);
 		return;
 	}
 	i->fd = *fd;
@@ -280,6 +296,7 @@ static FALLIBLE enum err new_image(struct device_images *d, const struct device_
 	i->next = d->first;
 	d->first = i;
 	if (i->state_dict && i->segment) {
+		emit(i, state_names[IMAGE_FILLING]);
 		*out = i;
 		return OK;
 	}
@@ -321,19 +338,20 @@ static FALLIBLE enum err begin(struct device_images *d, const struct device_imag
 	if (e) {
 		CLEANUP(err_restore) struct err_info info = *err_last();
 		mem_free(i->waiters);
-		free_image(i);
+		remove_image(i);
 	}
 	return e;
 }
 
 FALLIBLE enum err device_image_keep(struct device_images *d, const struct device_image_request *rq, device_image_fn fn, void *user,
-				    struct buf *record)
+				    struct buf *record, bool *change_out)
 {
 	const char *missing = devices_missing(d->parts.devices, "cuda"), *device = rq->device ?: devices_only(d->parts.devices);
 	struct state_dict_use *use = NULL;
 	int64_t generation = rq->generation;
 	uint64_t bytes;
 
+	*change_out = false;
 	if (missing)
 		return ERR(BACKEND_UNAVAILABLE, "%s", missing);
 	if (!device)
@@ -343,6 +361,7 @@ FALLIBLE enum err device_image_keep(struct device_images *d, const struct device
 	TRY(state_dict_use_rank(d->parts.state_dicts, &rq->who, rq->state_dict, rq->rank, generation, false, &use));
 	struct device_image *twin = twin_of(d, use, (uint32_t)rq->rank, device);
 	enum err e;
+	*change_out = !twin || (twin->state == IMAGE_KEPT && rq->ttl_ms >= 0 && rq->ttl_ms != twin->ttl_ms);
 	if (!twin)
 		e = begin(d, rq, device, &use, fn, user);
 	else if (twin->state == IMAGE_FILLING)
@@ -389,7 +408,9 @@ static void on_detached(void *user)
 
 	i->idle_since_ms = clock_mono_ms();
 	if (--i->attached == 0 && i->state == IMAGE_DROPPED)
-		free_image(i);
+		remove_image(i);
+	else
+		emit(i, "detached");
 }
 
 FALLIBLE enum err device_image_attach(struct device_images *d, const struct principal *who, struct str id, struct str token,
@@ -404,6 +425,7 @@ FALLIBLE enum err device_image_attach(struct device_images *d, const struct prin
 		return ERR(STATE_CONFLICT, "device image %s is %s", i->id, state_names[i->state]);
 	TRY(descriptors_give(d->parts.descriptors, who, token, i->fd, on_detached, i));
 	i->attached++;
+	emit(i, "attached");
 	put(i, record);
 	return buf_status(record);
 }

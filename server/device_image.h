@@ -20,12 +20,14 @@ struct descriptors;
 struct device_copies;
 struct device_images;
 struct devices;
+struct events;
 struct metrics;
 struct state_dicts;
 
 struct device_image_parts {
 	const struct config *config;
 	struct loop *loop;
+	struct events *events;
 	struct devices *devices;
 	struct descriptors *descriptors;
 	struct device_copies *copies;
@@ -44,11 +46,11 @@ struct device_image_request {
 };
 /* record: of the image, as device_images_list has it; NULL with an error. */
 typedef void (*device_image_fn)(void *user, enum err e, const struct buf *record);
-/* Calls fn when the image is there. If it is there already, *record gets its record, and fn is not called. ERR_DEVICE_FULL: over the limit,
- * or the GPU has no room; ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_NOT_SEALED, ERR_STATE_CONFLICT of the state dict; ERR_BACKEND_UNAVAILABLE: no
- * driver, or one that shares no memory. */
+/* Calls fn when the image is there. If it is there already, *record gets its record, and fn is not called. *change_out: the image is new,
+ * or has another time. ERR_DEVICE_FULL: over the limit, or the GPU has no room; ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_NOT_SEALED,
+ * ERR_STATE_CONFLICT of the state dict; ERR_BACKEND_UNAVAILABLE: no driver, or one that shares no memory. */
 FALLIBLE enum err device_image_keep(struct device_images *d, const struct device_image_request *rq, device_image_fn fn, void *user,
-				    struct buf *record);
+				    struct buf *record, bool *change_out);
 /* {"device_images":[…]}: those that the caller may use; state_dict: of this one alone, if n > 0. */
 FALLIBLE enum err device_images_list(struct device_images *d, const struct principal *who, struct str state_dict, struct buf *out);
 /* Of one: its record. ERR_NOT_FOUND, ERR_FORBIDDEN, as of the calls below. */

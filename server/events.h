@@ -7,7 +7,8 @@
  * checkpoint.stale {"storage","name","job","same_tensors_as"} · those of enum event_told {"storage","name","job",…} · chain.set and
  * webhook.set {"chain" or "webhook","uid","what"} · webhook.failed and webhook.dropped {"webhook",…} · worker.lost
  * {"worker","pid","job","signal"} · storage.stalled {"storage"} · storage.state {"storage","state"} · daemon.state {"state"} ·
- * state_dict.changed {"state_dict","what"}. */
+ * state_dict.changed {"state_dict","what"} · device_image.changed {"device_image","what","state_dict","rank","device"}; what: its state, or
+ * attached, detached, removed. */
 #pragma once
 #include <jansson.h>
 #include "base/str.h"

@@ -219,8 +219,8 @@ static FALLIBLE enum err build(struct server *s, struct event_base *base)
 	TRY(descriptors_new(s->loop, &s->descriptors));
 	TRY(device_copies_new(&(struct device_copy_parts){ s->loop, s->workers, s->devices, s->descriptors, s->state_dicts, s->metrics },
 			      &s->device_copies));
-	TRY(device_images_new(&(struct device_image_parts){ s->config, s->loop, s->devices, s->descriptors, s->device_copies,
-							    s->state_dicts }, &s->device_images));
+	TRY(device_images_new(&(struct device_image_parts){ s->config, s->loop, s->events, s->devices, s->descriptors,
+							    s->device_copies, s->state_dicts }, &s->device_images));
 	first_probes(s);
 	webhooks_wake(s);
 	chains_wake(s, NULL);

@@ -3,9 +3,11 @@ a driver's does. What each call of the driver may answer is tried in tests/unit/
 import contextlib
 import os
 import pathlib
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 import dcpd as lib
 import fake_gpu
 import users
+from test_jobs import events
 
 FAKES = fake_gpu.FAKE.parent
 DATA = bytes(i * 7 % 251 for i in range(3 << 20))
@@ -436,6 +439,35 @@ def test_another_user_gets_nothing(engine):
             a.close()
         finally:
             d.discard()
+
+
+def test_changes_are_in_the_audit_and_told(g, engine):
+    """What is new, gets another time or is dropped has a row, with who asked for what; a keep of what is there has none."""
+    w, told = Weights(g), queue.SimpleQueue()
+    begun = threading.Event()
+    listener = threading.Thread(daemon=True, target=lambda: told.put(events(
+        g.api, "/v1/events", lambda e: e[1] == "device_image.changed" and e[2]["what"] == "removed", begun=begun)))
+    listener.start()
+    assert begun.wait(60)
+    kept = w.keep(ttl_seconds=60)
+    subject = f"{w.name}:{kept['id']}"
+    assert w.keep(ttl_seconds=60)["id"] == w.keep()["id"] == kept["id"]
+    w.keep(rank=0, ttl_seconds=0)
+    w.ask(rank=3).problem("not_found")
+    a = Attached(g, engine, kept["id"])
+    a.close()
+    lib.wait_for(lambda: attached(g, kept["id"]) == 0, 10, "the end of the connection")
+    g.api.delete(f"/v1/device-images/{kept['id']}").ok(204)
+    g.api.delete(f"/v1/device-images/{kept['id']}").problem("not_found")
+    rows = [r for r in g.api.get("/v1/audit").ok(200)["audit"] if r["subject"].startswith(w.name)]
+    assert [(r["action"], r["subject"], r.get("request")) for r in rows] == [
+        ("device_image.drop", subject, None),
+        ("device_image.keep", subject, {"state_dict": w.name, "rank": 0, "ttl_seconds": 0}),
+        ("device_image.keep", subject, {"state_dict": w.name, "ttl_seconds": 60})], rows
+    mine = [e[2] for e in told.get(timeout=60) if e[1] == "device_image.changed"]
+    assert [e["what"] for e in mine] == ["filling", "kept", "attached", "detached", "dropped", "removed"]
+    assert all((e["device_image"], e["state_dict"], e["rank"], e["device"]) == (kept["id"], w.name, 0, fake_gpu.UUID) for e in mine)
+    w.drop()
 
 
 def test_dcpctl(g):
