@@ -266,7 +266,7 @@ function start() {
 		}
 	}, 1000);
 	setInterval(() => {
-		const lists = ["workers", "storages", "stateDicts", "warnings", "runs", ...(store.nodes.node ? ["nodes"] : [])];
+		const lists = ["workers", "storages", "stateDicts", "deviceImages", "warnings", "runs", ...(store.nodes.node ? ["nodes"] : [])];
 		if (stream && !downSince && !document.hidden) lists.forEach(refresh);
 	}, REFRESH_MS);
 	if (takeToken()) enter();

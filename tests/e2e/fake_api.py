@@ -54,6 +54,7 @@ class Fake:
         self.tensors = {}            # "STORAGE:NAME" → its tensors
         self.submitted = None        # answers POST /v1/jobs: request → job, or the detail of a refusal
         self.state_dicts = []
+        self.device_images = []
         self.ranks = {}              # state dict → its ranks, which the list leaves out
         self.storages = []
         self.workers = []
@@ -219,6 +220,8 @@ class BaseHandler(BaseHTTPRequestHandler):
                 return self.listing("tensors", wanted, query)
             case ["state-dicts"]:
                 return self.listing("state_dicts", fake.state_dicts, query)
+            case ["device-images"]:
+                return self.json({"device_images": fake.device_images})
             case ["state-dicts", name] if name in fake.ranks:
                 return self.json({"name": name, "ranks": fake.ranks[name]})
             case ["storages"]:

@@ -1,5 +1,8 @@
 """The dashboard over the real daemon: what happens shows without a reload, and an error says where."""
 
+import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import expect  # noqa: E402
 
 import dcpd as lib  # noqa: E402
+import fake_gpu  # noqa: E402
 import streaming  # noqa: E402
 from ports import free_port  # noqa: E402
 from test_page import accessible, row  # noqa: E402
@@ -176,3 +180,45 @@ def test_the_page_is_served_with_a_strict_policy(daemon):
         assert "unsafe" not in answer.headers["Content-Security-Policy"]
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
     client.get("/../api/openapi.yaml").problem("not_found", "invalid_request", "unauthenticated")
+
+
+def test_device_images_are_shown_and_dropped(page, spawn):
+    """Over a fake driver: what is kept, which engines have it and why one is lost shows by itself; a drop asks first."""
+    d = spawn(env={"LD_LIBRARY_PATH": str(fake_gpu.FAKE.parent)})
+    d.url = f"http://127.0.0.1:{d.tcp_client().tcp[1]}/"
+    lib.wait_for(lambda: d.api.get("/v1/capabilities").ok(200)["devices"], 20, "the probe's answer")
+    d.put("serve", images(1))
+    enter(page, d)
+    page.click("nav a[href='#/state-dicts']")
+    expect(row(page, "state-dicts", "serve")).to_contain_text("generation 1")
+    expect(page.locator("#device-memory")).to_be_hidden()
+    kept = d.api.post("/v1/device-images", {"state_dict": "serve"}).ok(200)
+    line = row(page, "device-images", kept["id"])
+    cells = line.locator("td")
+    for n, words in enumerate(("0", "1", fake_gpu.UUID, "2.0 MiB", "kept", "0")):
+        expect(cells.nth(n)).to_have_text(words)
+    expect(cells.nth(6)).to_have_text(re.compile("^in (1 h|59 min)"))
+    hand = fake_gpu.Descriptors(d)
+    d.api.post(f"/v1/device-images/{kept['id']}:attach", {"descriptors": hand.token}).ok(200)
+    expect(cells.nth(5)).to_have_text("1")
+    expect(cells.nth(6)).to_have_text("–")
+    os.kill(next(w["pid"] for w in d.api.get("/v1/workers").ok(200)["workers"] if w["role"] == "holder"), signal.SIGKILL)
+    expect(line.locator(".state")).to_have_text("lost")
+    expect(line).to_contain_text("the worker that held it has ended: ")
+    accessible(page)
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    page.set_viewport_size({"width": 1280, "height": 800})
+    drop = page.get_by_role("button", name=f"Drop device image {kept['id']}")
+    drop.click()
+    expect(page.locator("#confirm-text")).to_contain_text("The engine that has it keeps it")
+    page.keyboard.press("Escape")
+    assert d.api.get(f"/v1/device-images/{kept['id']}").ok(200)["state"] == "lost"
+    drop.click()
+    page.click("#confirm-yes")
+    expect(line.locator(".state")).to_have_text("dropped")
+    expect(line.get_by_role("button")).to_have_count(0)
+    hand.close()
+    expect(page.locator("#device-memory")).to_be_hidden()
+    page.goto(f"{d.url}#/audit?action=device_image.drop")
+    expect(page.locator("#audit tbody tr")).to_contain_text(f"serve:{kept['id']}")

@@ -24,6 +24,7 @@ export const store = {
 	plans: new Map(),            // job id → {state, plan}: asked for when a job is looked at
 	checkpoints: [],
 	stateDicts: [],
+	deviceImages: [],
 	storages: [],
 	workers: [],
 	warnings: [],                // what the daemon has to say of itself
@@ -172,12 +173,13 @@ const READ = {
 	doctor: () => get("/v1/doctor"),
 	checkpoints: listCheckpoints,
 	stateDicts: listStateDicts,
+	deviceImages: () => all("/v1/device-images", "device_images", 5000, 0),
 	storages: () => all("/v1/storages", "storages", 1000, 0),
 	workers: () => all("/v1/workers", "workers", 5000, 0),
 	warnings: async () => (await get("/readyz").catch(() => null))?.warnings || [],
 };
 const reading = new Map();
-const LAZY = new Set(["checkpoints", "policies", "doctor"]);   // read only while a view that shows them is open, or was
+const LAZY = new Set(["checkpoints", "policies", "doctor", "deviceImages"]);   // read only while a view that shows them is open, or was
 const wanted = new Set();
 
 /** Names lists that the view on show needs beside those that are always kept. */
@@ -280,6 +282,8 @@ export function apply(event) {
 		refresh("storages");
 	} else if (event.type.startsWith("state_dict.")) {
 		refresh("stateDicts");
+	} else if (event.type.startsWith("device_image.")) {
+		refresh("deviceImages");
 	} else {
 		refreshAll().catch(() => {});
 	}

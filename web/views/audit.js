@@ -7,7 +7,7 @@ import { button, checkpointHref, jobLink, table, when } from "../widgets/parts.j
 const PAGE = 200;
 const ACTIONS = ["checkpoint.delete", "checkpoint.undelete", "alias.move", "alias.remove", "hold.set", "hold.lift", "policy.set",
 	"policy.remove", "chain.set",
-	"chain.remove", "webhook.set", "webhook.remove", "storage.add", "state_dict.remove"];
+	"chain.remove", "webhook.set", "webhook.remove", "storage.add", "state_dict.remove", "device_image.keep", "device_image.drop"];
 
 let at = null;                       // {list, next, why, busy}
 let filter = { text: "", action: "" };

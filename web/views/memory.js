@@ -1,13 +1,14 @@
-// memory.js: state dicts in shared memory: who owns them, which slot of which rank holds which generation, and who reads it.
+// memory.js: state dicts in shared memory: who owns them, which slot of which rank holds which generation, and who reads it; and their
+// images in the memory of GPUs.
 
 import { call } from "../api/api.js";
 import { $, confirm, h, rows, sync, tip } from "../widgets/dom.js";
 import { bytes, seconds } from "../widgets/format.js";
-import { button, jobLink, meter, panel, stat, table, when } from "../widgets/parts.js";
+import { button, jobLink, meter, panel, stat, state, table, when } from "../widgets/parts.js";
 import { refresh, store } from "../store/store.js";
 
 const CELLS_MAX = 512;
-export const needs = ["capabilities"];
+export const needs = ["capabilities", "deviceImages"];
 let note = () => {};
 
 /** Newest generation that every rank sealed, or null. */
@@ -54,6 +55,38 @@ async function remove(name) {
 		note(`Could not delete shm:${name}: ${error.message}`);
 	}
 	refresh("stateDicts");
+}
+
+const MARKS = { kept: "ok", filling: "busy", dropped: "warn", lost: "bad" };
+
+async function drop(id) {
+	const image = store.deviceImages.find((i) => i.id === id), { attached: n, state_dict: name, rank } = image || {};
+	if (!image || !(await confirm(`Drop the device image of shm:${name}, rank ${rank}?`, n
+		? `No engine gets it any more. ${n === 1 ? "The engine that has it keeps it" : `The ${n} engines that have it keep it`}; then its `
+			+ `memory, ${bytes(image.bytes)}, is free.`
+		: `Its memory, ${bytes(image.bytes)}, is free at once. The next engine gets it when it is kept again.`, "Yes, drop it"))) return;
+	try {
+		await call("DELETE", `/v1/device-images/${encodeURIComponent(id)}`);
+	} catch (error) {
+		note(`Could not drop device image ${id}: ${error.message}`);
+	}
+	refresh("deviceImages");
+}
+
+function drawImages() {
+	$("device-memory").hidden = store.deviceImages.length === 0;
+	rows($("device-images").tBodies[0], store.deviceImages, (i) => i.id, (i) => [
+		h("th", { scope: "row", class: "mono" }, `shm:${i.state_dict}`, h("p", { class: "small" }, i.id)),
+		h("td", { class: "num" }, i.rank),
+		h("td", { class: "num" }, i.generation),
+		h("td", { class: "name mono" }, i.device),
+		h("td", { class: "num" }, bytes(i.bytes)),
+		h("td", {}, state(MARKS[i.state], i.state), i.problem ? h("div", { class: "error" }, i.problem) : null),
+		h("td", { class: "num" }, i.attached),
+		h("td", { class: "nowrap" }, i.expires_at ? `in ${seconds(Math.max(0, leaseLeft(i.expires_at)))}` : "–"),
+		h("td", {}, i.state === "kept" || i.state === "lost" ? button("Drop", `drop-image-${i.id}`, () => drop(i.id),
+			{ "aria-label": `Drop device image ${i.id}`, class: "quiet-button" }) : "–"),
+	], "None.");
 }
 
 /** The slots as a picture: a row for each rank, a cell for each slot. */
@@ -114,6 +147,7 @@ export function draw() {
 			h("td", {}, button("Delete", `drop-${d.name}`, () => remove(d.name), { "aria-label": `Delete ${d.name}`, class: "quiet-button" })),
 		];
 	}, "No state dict is in shared memory.");
+	drawImages();
 	sync($("memory-slots"), store.stateDicts.filter((d) => d.ranks?.length).slice(0, 12).map(slots));
 }
 
@@ -123,5 +157,9 @@ export function mount(root, route, page) {
 		panel("Shared memory of this host", h("div", { id: "memory-use" })),
 		table("state-dicts", "State dicts table", ["State dict", ["World size", "num"], ["Memory", "num"], "Sealed by all", "Slots", "Lease",
 			"Used by", "Action"]),
+		h("section", { id: "device-memory", class: "panel", "aria-label": "Device images", hidden: true },
+			h("h3", {}, "Kept in the memory of GPUs"),
+			table("device-images", "Device images table", ["State dict", ["Rank", "num"], ["Generation", "num"], "Device", ["Size", "num"], "State",
+				["Engines", "num"], "Expires", "Action"])),
 		h("div", { id: "memory-slots", class: "cards" }));
 }
