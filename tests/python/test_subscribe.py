@@ -57,6 +57,13 @@ def test_a_subscriber_picks_renames_and_casts(at, name):
     pub.delete()
 
 
+@pytest.mark.parametrize("key", ["include", "exclude", "rename", "dtype"])
+def test_one_string_is_no_list_of_rules(at, name, key):
+    """Its letters would be globs, one of them "*"."""
+    with pytest.raises(TypeError, match=f"{key}: a list"):
+        dcpd.subscribe(name, **{key: "model.*"})
+
+
 def test_version_zero_is_one(at, name):
     pub = dcpd.publish(weights(0), name, version=0)
     with dcpd.subscribe(name, as_numpy=True, timeout=30) as sub:

@@ -147,6 +147,8 @@ class Subscription(Closing):
 class _Wish:
     def __init__(self, publication: str, node: Optional[str], into: Any, strict: bool, as_numpy: bool, weights_only: bool,
                  timeout: Optional[float], lease_seconds: int, rules: Mapping[str, Sequence[Any]]) -> None:
+        for k in (k for k, v in rules.items() if isinstance(v, str)):
+            raise TypeError(f"{k}: a list, not one string")
         picked = {k: list(v) for k, v in rules.items() if v}
         self.of = {"publication": publication, **({"node": node} if node is not None else {}), **picked}
         self.publication, self.into, self.strict, self.as_numpy = publication, into, strict, as_numpy
