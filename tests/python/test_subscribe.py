@@ -64,6 +64,17 @@ def test_one_string_is_no_list_of_rules(at, name, key):
         dcpd.subscribe(name, **{key: "model.*"})
 
 
+@pytest.mark.parametrize("key, rules", [("include", ["b"]), ("exclude", ["frozen"]), ("rename", [("a", "c")]),
+                                        ("dtype", [("a", "float64")])])
+def test_a_rank_with_other_rules_is_no_rank_of_that_subscriber(at, name, key, rules):
+    given = {"include": ["a", "frozen"], "rename": [("^a$", "a")], "dtype": [("a", "float32")]}
+    ranks = {"name": f"{name}.tp", "world_size": 2}
+    with dcpd.subscribe(name, rank=0, **ranks, **given):
+        dcpd.subscribe(name, rank=1, **ranks, **given).close()
+        with pytest.raises(dcpd.StateDictMismatch, match=f"{key}="):
+            dcpd.subscribe(name, rank=1, **ranks, **{**given, key: rules})
+
+
 def test_version_zero_is_one(at, name):
     pub = dcpd.publish(weights(0), name, version=0)
     with dcpd.subscribe(name, as_numpy=True, timeout=30) as sub:

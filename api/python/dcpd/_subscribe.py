@@ -21,6 +21,7 @@ from .client import Client, Closing
 
 log = logging.getLogger("dcpd")
 WAIT_SECONDS = 20.0
+_RULES = ("include", "exclude", "rename", "dtype")
 
 
 class Update(_views.Entries):
@@ -149,8 +150,8 @@ class _Wish:
                  timeout: Optional[float], lease_seconds: int, rules: Mapping[str, Sequence[Any]]) -> None:
         for k in (k for k, v in rules.items() if isinstance(v, str)):
             raise TypeError(f"{k}: a list, not one string")
-        picked = {k: list(v) for k, v in rules.items() if v}
-        self.of = {"publication": publication, **({"node": node} if node is not None else {}), **picked}
+        self.rules = {k: [x if isinstance(x, str) else list(x) for x in v] for k, v in rules.items() if v}
+        self.of = {"publication": publication, **({"node": node} if node is not None else {}), **self.rules}
         self.publication, self.into, self.strict, self.as_numpy = publication, into, strict, as_numpy
         self.weights_only, self.timeout, self.lease_seconds = weights_only, timeout, lease_seconds
 
@@ -180,7 +181,7 @@ def subscribe(publication: str, *, node: Optional[str] = None, into: Any = None,
     if world_size is not None and world > 1 and name is None:
         raise ValueError("world_size: the ranks find each other by the same name=")
     o = _Wish(publication, node, into, strict, as_numpy, weights_only, timeout, lease_seconds,
-              {"include": include, "exclude": exclude, "rename": rename, "dtype": dtype})
+              dict(zip(_RULES, (include, exclude, rename, dtype))))
     failure: Optional[BaseException] = None
     offer: Any = None
     try:
@@ -205,9 +206,13 @@ def _make(c: Client, name: str, world: int, o: _Wish, layout: List[Dict[str, Any
         if e.code != "state_dict_exists":
             raise
         got = c.state_dicts.get(name)  # another rank of this job was first
-        if got.get("subscribe", {}).get("publication") != o.publication or got["world_size"] != world:
+        of = got.get("subscribe", {})
+        if of.get("publication") != o.publication or got["world_size"] != world:
             raise errors.StateDictMismatch(f"state dict {name!r} is there, and is no subscriber of {o.publication!r} with {world} "
                                            "ranks") from None
+        for k in (k for k in _RULES if (of.get(k) or []) != o.rules.get(k, [])):
+            raise errors.StateDictMismatch(f"subscriber {name!r} is there, with {k}={of.get(k) or []}, not {o.rules.get(k, [])}: all ranks "
+                                           "give the same rules") from None
 
 
 def _rules(into: Any) -> List[Dict[str, Any]]:
