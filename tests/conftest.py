@@ -35,11 +35,12 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(items, config):
+    some = config.getoption("lf", False) or any("[" in str(x) for x in config.args)  # then not all cases of a function are there
     for function, cases in itertools.groupby((i for i in items if i.get_closest_marker("short")), lambda i: i.nodeid.partition("[")[0]):
         cases = list(cases)
         long = [i for i in cases if i.callspec.id not in i.get_closest_marker("short").args]
-        if 1 < len(cases) == len(long):
+        if not some and 1 < len(cases) == len(long):
             raise pytest.UsageError(f"{function}: its mark `short` names none of its cases")
         for item in long:
             item.add_marker("long")
