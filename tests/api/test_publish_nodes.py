@@ -99,6 +99,22 @@ def test_a_subscriber_picks_renames_and_casts_and_gets_only_what_of_that_changed
     assert near or job["result"]["read_bytes"] < 1.2 * BLOCK and job["result"]["unverified_bytes"] == 0, job["result"]
 
 
+def test_the_same_bytes_under_another_dtype_are_another_version(pair):
+    """A rule casts them: the subscriber's bytes are others, though the publisher's are not."""
+    a, b = pair
+    pub, sub = lib.fresh("policy"), lib.fresh("serve")
+    a.create(pub, 1, 2, publish={})
+    put(a, pub, [lib.image({"w": ("BF16", [4], struct.pack("<4H", *[0x3F80] * 4))})], 1)
+    follow(b, sub, pub, rules={"dtype": [["w", "float32"]]}, world=1, layout=[])
+    record(b, sub, -1)
+    for step, kind, number in ((2, "F16", 1.875), (3, "F16", 1.875), (4, "BF16", 1.0)):
+        take(b, sub, step - 1, [0])
+        put(a, pub, [lib.image({"w": (kind, [4], struct.pack("<4H", *[0x3F80] * 4))})], step)
+        rec = record(b, sub, step - 1)
+        assert b.images(sub, step)[0].entries["w"][::2] == ("F32", f32([number] * 4))
+        assert rec["subscription"]["kept_bytes"] == (16 if step == 3 else 0)
+
+
 class Stalled:
     """A request for an image whose client stops reading after the head."""
 

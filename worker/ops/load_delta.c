@@ -12,7 +12,7 @@
 #include "runner/move.h"
 
 enum { PAGE = 4096 };
-#define DELTA_MAGIC 0x32746c6564706364ull /* "dcpdelt2" */
+#define DELTA_MAGIC 0x33746c6564706364ull /* "dcpdelt3" */
 
 static void cut_begin(struct move_cut *cut, const struct sdict *sd, const struct sd_chunk *c)
 {
@@ -143,15 +143,16 @@ static void describe(struct load_delta *d)
 
 /* ---- tags ---- */
 
-/* Adds what a piece takes of a source chunk: its box, and the digests of the blocks from the piece's first byte there to its last one.
- * False: no digests are known. */
-static bool add_source(const struct checkpoint *from, const struct sd_chunk *s, const struct sd_chunk *piece, uint32_t n, uint32_t item,
+/* Adds what a piece takes of a source chunk: its dtype, of which the same bytes are other numbers, its box, and the digests of the blocks
+ * from the piece's first byte there to its last one. False: no digests are known. */
+static bool add_source(const struct checkpoint *from, const struct sd_chunk *s, const struct sd_chunk *piece, uint32_t n, enum dtype dtype,
 		       struct digest_stream *out)
 {
 	const struct manifest_item *listed = from->manifest ? manifest_find(from->manifest, from->sd->files[s->loc.file].name,
 									     s->loc.offset, s->loc.length) : NULL;
 	int64_t off[NDIM_MAX], size[NDIM_MAX];
-	uint64_t first = 0, last = 0, begin = 0;
+	uint64_t first = 0, last = 0, begin = 0, item = dtype_bytes(dtype);
+	const uint32_t stored_as = (uint32_t)dtype;
 
 	if (!listed || s->loc.transform)
 		return false;
@@ -162,6 +163,7 @@ static bool add_source(const struct checkpoint *from, const struct sd_chunk *s, 
 		first = first * pitch + at;
 		last = last * pitch + at + (uint64_t)size[i] - 1;
 	}
+	digest_add(out, &stored_as, sizeof stored_as);
 	if (n)
 		digest_add(out, s->dims, 2 * (size_t)n * sizeof *s->dims);
 	for (uint32_t i = 0; i < listed->digest_count; i++) {
@@ -184,7 +186,7 @@ static void tag_all(struct load_delta *d, const struct checkpoint *from, const s
 		digest_begin_one(&s, DIGEST_XXH3);
 		for (uint64_t k = d->plan.first[i]; known && k < d->plan.first[i + 1]; k++) {
 			const struct sd_chunk *source = &view->chunks[d->plan.sources[k]];
-			known = add_source(from, source, c, tensor_of(d, c)->ndim, dtype_bytes(view->tensors[source->tensor].dtype), &s);
+			known = add_source(from, source, c, tensor_of(d, c)->ndim, view->tensors[source->tensor].dtype, &s);
 		}
 		digest_end(&s, &digest);
 		if (known)
