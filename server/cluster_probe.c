@@ -68,8 +68,10 @@ static void plan(struct cluster_probe *p, int64_t ms)
 
 void cluster_probe_heard(struct cluster *c, const char *head)
 {
-	if (c && head && strcmp(head, c->probe->number) == 0)
-		c->probe->found = true;
+	if (!c || !head || strcmp(head, c->probe->number) != 0)
+		return;
+	c->probe->found = true;
+	c->probe->problem[0] = '\0'; /* heard late, behind the failure: it is not asked again */
 }
 
 const char *cluster_probe_problem(const struct cluster *c)
