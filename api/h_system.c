@@ -38,7 +38,7 @@ FALLIBLE enum err h_livez(struct req *r)
 /* etcd's words, keys and address are for callers who may see them. */
 static void put_cluster_warnings(const struct req *r, bool is_first, struct buf *out)
 {
-	const char *apart = cluster_problem(r->core->cluster), *odd = cluster_oddity(r->core->cluster);
+	const char *apart = cluster_problem(r->core->cluster), *odd;
 	char text[900];
 
 	if (apart) {
@@ -47,8 +47,8 @@ static void put_cluster_warnings(const struct req *r, bool is_first, struct buf 
 		buf_puts(out, is_first ? "" : ",");
 		buf_json_str(out, str_of(text));
 	}
-	if (odd && r->caller.known) {
-		buf_puts(out, is_first && !apart ? "" : ",");
+	for (uint32_t i = 0; r->caller.known && (odd = cluster_oddity(r->core->cluster, i)); i++) {
+		buf_puts(out, is_first && !apart && i == 0 ? "" : ",");
 		buf_json_str(out, str_of(odd));
 	}
 }

@@ -31,13 +31,14 @@ const char *cluster_problem(const struct cluster *c)
 	return c && c->problem[0] ? c->problem : NULL;
 }
 
-const char *cluster_oddity(const struct cluster *c)
+const char *cluster_oddity(const struct cluster *c, uint32_t index)
 {
-	const char *problem = c ? cluster_probe_problem(c) : "";
+	const char *const all[] = { c ? cluster_probe_problem(c) : "", c ? c->apart : "", c ? c->odd : "" };
 
-	if (c && !problem[0])
-		problem = c->apart[0] ? c->apart : c->odd;
-	return problem[0] ? problem : NULL;
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+		if (all[i][0] && index-- == 0)
+			return all[i];
+	return NULL;
 }
 
 /* ---- beats ---- */

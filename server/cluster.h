@@ -30,8 +30,8 @@ void cluster_leave(struct cluster *c);                /* gives the lease back, i
 void cluster_free(struct cluster *c);                 /* after it nothing that was posted to the loop may run */
 const char *cluster_problem(const struct cluster *c); /* why this node is not in the cluster now; NULL: it is, or there is none */
 /* Names a fault that a person is to mend, though this node is in the cluster: it is not at the address that it advertises, a node is not
- * reached from here, etcd has values that dcpd did not write. NULL: none. */
-const char *cluster_oddity(const struct cluster *c);
+ * reached from here, etcd has values that dcpd did not write. index: of those that there are, from 0. NULL: no more. */
+const char *cluster_oddity(const struct cluster *c, uint32_t index);
 /* The header of a request by which a daemon finds itself at the address that it advertises (cluster_probe.c). */
 #define CLUSTER_PROBE_HEAD "Dcpd-Probe"
 void cluster_probe_heard(struct cluster *c, const char *head);      /* NULL: a request without it */

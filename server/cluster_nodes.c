@@ -232,7 +232,7 @@ FALLIBLE enum err cluster_put_nodes(const struct cluster *c, struct buf *out)
 	if (c) {
 		buf_puts(out, "\"node\":");
 		buf_json_str(out, str_of(c->name));
-		const char *problem = cluster_problem(c) ?: cluster_oddity(c);
+		const char *problem = cluster_problem(c) ?: cluster_oddity(c, 0);
 		if (problem)
 			buf_json_member(out, ",\"problem\":", str_of(problem));
 		buf_printf(out, ",\"spreads\":%s,", config_cluster_reaches_workers(c->server->config) ? "true" : "false");

@@ -81,8 +81,12 @@ static void values_that_are_none_of_dcpds_are_named_and_passed_over(void **)
 		assert_int_equal(c.nodes.n, 1 + bad[i].is_node);
 		assert_int_equal(c.nodes.v[bad[i].is_node].jobs, 3);
 		assert_int_equal(c.nodes.v[0].state, CLUSTER_JOINED); /* its lease is not over */
-		assert_non_null(strstr(cluster_oddity(&c), bad[i].key));
-		assert_non_null(strstr(cluster_oddity(&c), " and 2 more"));
+		assert_non_null(strstr(cluster_oddity(&c, 0), bad[i].key));
+		assert_non_null(strstr(cluster_oddity(&c, 0), " and 2 more"));
+		assert_null(cluster_oddity(&c, 1));
+		snprintf(c.apart, sizeof c.apart, "a node is not reached");
+		assert_string_equal(cluster_oddity(&c, 0), "a node is not reached");
+		assert_non_null(strstr(cluster_oddity(&c, 1), bad[i].key)); /* hidden by none */
 		assert_true(cluster_is_described(&c));
 		cluster_nodes_free(&c);
 	}
