@@ -321,3 +321,6 @@ def test_refused_for_what_is_there(d, names):
     wish = {"kind": "redistribute", "source": {"state_dict": pub}, "target": {"state_dict": sub}}
     d.api.post("/v1/jobs", {**wish, "delta": True, "backend": "tcp"}).problem("validation_failed", status=422)
     d.api.post("/v1/jobs", {**wish, "include": ["w"]}).problem("validation_failed", status=422)
+    for key, value in (("group", [0, 1]), ("device", "cuda")):
+        p = d.api.post("/v1/jobs", {**wish, "delta": True, "include": ["w"], key: value}).problem("validation_failed", status=422)
+        assert p["pointer"] == f"/{key}", p

@@ -452,13 +452,17 @@ bool spec_has_rules(const struct spec *s)
 }
 
 /* A load with `delta` knows by the digests of another node's images what has changed. A redistribute selects as a load does, into segments
- * that are cut as if they were new. */
+ * that are cut as if they were new; a load has no group, and its segments are no GPU's. */
 static FALLIBLE enum err check_delta(const struct jval *doc, const struct spec *s)
 {
-	struct jval v = jval_get(doc, "delta");
+	struct jval v = jval_get(doc, "delta"), group = jval_get(doc, "group"), device = jval_get(doc, "device");
+	bool selects = s->kind == JOB_REDISTRIBUTE && spec_has_rules(s);
 
-	if (s->kind == JOB_REDISTRIBUTE && !s->delta && spec_has_rules(s))
+	if (selects && !s->delta)
 		return jval_fail(doc, ERR_VALIDATION_FAILED, "include, exclude, rename and dtype of a redistribute go with \"delta\":true");
+	if (selects && (s->group.n || s->device != RESULT_CPU))
+		return jval_fail(s->group.n ? &group : &device, ERR_VALIDATION_FAILED,
+				 "goes with none of include, exclude, rename and dtype");
 	if (s->kind != JOB_LOAD || !s->delta)
 		return OK;
 	if (s->source.kind != REF_REMOTE)
