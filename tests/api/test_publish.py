@@ -324,3 +324,13 @@ def test_refused_for_what_is_there(d, names):
     for key, value in (("group", [0, 1]), ("device", "cuda")):
         p = d.api.post("/v1/jobs", {**wish, "delta": True, "include": ["w"], key: value}).problem("validation_failed", status=422)
         assert p["pointer"] == f"/{key}", p
+
+
+def test_a_redistribute_with_rules_keeps_the_targets_world_size(d, names):
+    pub, target = names
+    publish(d, pub, 1, create=True)
+    wish = {"source": {"state_dict": pub}, "delta": True, "include": ["w"], "layout": [{"match": "*", "placements": ["Replicate()"]}]}
+    d.api.run("redistribute", **wish, target={"state_dict": target, "world_size": 3})
+    publish(d, pub, 2)
+    d.api.run("redistribute", **wish, target={"state_dict": target})
+    assert [image.entries["w"][2] for image in d.images(target)] == [columns(0, 1, 2.0)] * 3

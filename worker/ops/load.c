@@ -83,7 +83,8 @@ static FALLIBLE enum err cut(struct load *l)
 		l->world_size = l->existing->world_size;
 		return input_images(l->existing, l->job->fds, &l->target);
 	}
-	l->world_size = spec_world_size(&l->job->spec, l->source.world_size);
+	bool remade = l->newest && l->job->kind == JOB_REDISTRIBUTE; /* the target keeps its world size */
+	l->world_size = spec_world_size(&l->job->spec, remade ? l->newest->world_size : l->source.world_size);
 	TRY(target_cut(l->job->worker, &l->view, &l->job->spec.layout, l->world_size, &l->problems,
 		       &l->target, l->job->result));
 	return one_file_per_rank(l);
