@@ -140,7 +140,7 @@ static FALLIBLE enum err check_place(const struct cluster *c, const struct clust
 	const char *at = json_string_value(json_object_get(n->member, "advertise"));
 	const char *place = json_string_value(json_object_get(n->member, "place"));
 
-	if (!at || !place || !c->place[0] || strcmp(place, c->place) == 0 || !config_is_loopback(at))
+	if (!at || !place || !place[0] || !c->place[0] || strcmp(place, c->place) == 0 || !config_is_loopback(at))
 		return OK;
 	return ERR(CLUSTER_UNAVAILABLE, "node \"%s\" is on another host, and advertises %.200s, which is on loopback: this node does not "
 		   "find it there (--advertise)", n->name, at);
