@@ -5,7 +5,8 @@ import warnings
 import torch
 
 __all__ = ["dropin_save", "dropin_load", "dropin_from_memory", "dropin_fails", "dropin_rank_local", "dropin_coordinator",
-           "dropin_cached_plans", "dropin_while_another_is_saved", "dropin_local_again", "dropin_refused", "dropin_unstaged"]
+           "dropin_cached_plans", "dropin_while_another_is_saved", "dropin_local_again", "dropin_refused", "dropin_unstaged",
+           "dropin_from_each_hosts_mount"]
 
 
 @contextlib.contextmanager
@@ -165,6 +166,36 @@ def dropin_while_another_is_saved(pg, rank, run, path, mark, alike):
     try:
         with quiet():
             dcp.load(got, storage_reader=Reader(path), process_group=pg)
+    except dcp.api.CheckpointException as e:
+        return [str(x[0]) for x in e.failures.values()]
+    return got["x"].unique().tolist(), got["step"]
+
+
+def dropin_from_each_hosts_mount(pg, rank, run, path, case):
+    """Each rank has its own view of the file system: a link to step 1 on rank 0, and on rank 1 a link of another name and depth to its own
+    copy of a step. What each has loaded."""
+    import pathlib
+    import shutil
+
+    import dcpd
+    import torch.distributed.checkpoint as dcp
+    from dcpd.torch import StorageReader
+
+    here, there = pathlib.Path(path) / "a", pathlib.Path(path) / "b"
+    if rank == 0:
+        for i in (1, 2):
+            dcpd.save({"x": torch.full((64,), float(i)), "step": i}, f"main:{run.name}/step-{i}", no_dist=True)
+        shutil.copytree(run / "step-1", here / "steps" / "one")
+        shutil.copytree(run / ("step-2" if case == "another" else "step-1"), there / "mounted" / "first")
+        (here / "latest").symlink_to("steps/one")
+        (there / "deep").mkdir()
+        (there / "deep/latest").symlink_to("../mounted/first")
+    torch.distributed.barrier(group=pg)
+    mine = there / "deep/latest" if rank else here / ("latest" if case == "both are links" else "steps/one")
+    got = {"x": torch.zeros(64), "step": 0}
+    try:
+        with quiet():
+            dcp.load(got, storage_reader=StorageReader(mine), process_group=pg)
     except dcp.api.CheckpointException as e:
         return [str(x[0]) for x in e.failures.values()]
     return got["x"].unique().tolist(), got["step"]

@@ -385,3 +385,12 @@ def test_what_moves_while_ranks_ask_is_one_checkpoint_for_all(ranks, d, tmp_path
         assert got == [([1.0], 1)] * 2
     else:
         assert got[0] == got[1] and len(got[0]) == 1 and "load again" in got[0][0] and "step-1 on the coordinator" in got[0][0], got
+
+
+@pytest.mark.parametrize("case", ["both are links", "one is a link", "another"])
+def test_one_checkpoint_that_hosts_mount_at_different_paths_is_loaded_from_each(ranks, d, tmp_path, case):
+    got = ranks(on_ranks.dropin_from_each_hosts_mount, d.storages["main"] / lib.fresh(), str(tmp_path), case, world=2)
+    if case != "another":
+        assert got == [([1.0], 1)] * 2
+    else:
+        assert got[0] == got[1] and len(got[0]) == 1 and "not the checkpoint that the coordinator found" in got[0][0], got

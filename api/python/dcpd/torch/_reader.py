@@ -4,12 +4,14 @@ The boxes of tensors that this rank's plan asks for are read straight into the t
 where their bytes lie (_direct.py). The others are described in segments, each filled by a job; from there they are copied to where the
 planner wants them. Values, items that extensions have transformed, and checkpoints that every rank wrote for itself are read item by item.
 
-An alias or a link may lead elsewhere a moment later, and every rank asks for itself when its part of the load begins. So each says with its
-local plan what it has found, the coordinator tells all what it found itself, and who had found another checkpoint reads that one instead.
+An alias or a link may lead elsewhere a moment later, and every rank asks for itself when its part of the load begins. So the coordinator
+tells all ranks, with their plans, which checkpoint it has found, and a rank that had found another one reads that one instead. Hosts may
+mount one checkpoint at different paths: the metadata tell whether two ranks have found the same one.
 """
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import logging
 import os
@@ -36,10 +38,20 @@ _UNUSUAL = frozenset(("format_item", "format_pickle", "format_metadata", "format
                       "kind_mismatch", "plan_invalid", "missing_key", "duplicate_key", "unsupported", "not_a_checkpoint"))
 
 
-class _Standing(NamedTuple):
-    """Of a plan: what the load's path stands for (_path.standing)."""
+def _save_id(metadata: Any) -> Any:
+    """dcpd writes it beside storage_meta, which older versions of PyTorch lack."""
+    return getattr(getattr(metadata, "storage_meta", None), "save_id", None) or getattr(metadata, "save_id", None)
 
-    name: str
+
+class _Standing(NamedTuple):
+    """Of a plan: which checkpoint the load's path leads to."""
+
+    name: Optional[str]  # _path.standing
+    metadata: Optional[str]  # their digest; None: they have no id of their save, and those of two steps may be equal
+
+    def is_same(self, other: "_Standing") -> bool:
+        """A path that neither leads elsewhere nor did may be another on each rank, as with PyTorch."""
+        return self.name == other.name or (self.metadata is not None and self.metadata == other.metadata)
 
 
 class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,unused-ignore]
@@ -59,8 +71,8 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
         self.use_collectives = True
         self._metadata: Any = None
         self._looked: Any = None  # the files, and which of them the metadata were read from
-        self._standing: Optional[str] = None  # since read_metadata: what `path` stands for
-        self._at: Any = self.path  # … as a path
+        self._standing: Optional[_Standing] = None  # since read_metadata
+        self._at: Any = self.path  # what `path` stands for
 
     def reset(self, checkpoint_id: Optional[_path.Id] = None) -> None:
         self.storage_data, self._metadata, self._looked = {}, None, None
@@ -72,13 +84,10 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
         """The checkpoint's Metadata; `rank=` asks for the one that this rank wrote for itself. Raises where it is absent."""
-        self._stands_for(_path.standing(self.path))
-        return self._read_metadata(kwargs.get("rank"))
+        return self._read_metadata(_path.standing(self.path), kwargs.get("rank"))
 
-    def _stands_for(self, standing: Optional[str]) -> None:
-        self._standing, self._at = standing, _path.stood_for(self.path, standing)
-
-    def _read_metadata(self, rank: Optional[int]) -> Any:
+    def _read_metadata(self, standing: Optional[str], rank: Optional[int]) -> Any:
+        self._at = _path.stood_for(self.path, standing)
         name = ".metadata" if rank is None else f"__{rank}.metadata"
         files = _path.files(self._at)
         data, stamp = files.read(name)
@@ -90,8 +99,10 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
             raise errors.CheckpointDamaged(f"{name} cannot be unpickled: {type(e).__name__}: {e}", code="format_pickle", file=name) from e
         for lacking in (x for x in ("state_dict_metadata", "storage_data") if getattr(metadata, x, None) is None):
             raise errors.CheckpointDamaged(f"{name} holds no {lacking}", code="format_metadata", file=name)
-        if getattr(metadata, "storage_meta", None) is not None:
-            metadata.storage_meta.load_id = self.load_id
+        meta = getattr(metadata, "storage_meta", None)
+        self._standing = _Standing(standing, hashlib.sha256(data).hexdigest() if _save_id(metadata) else None)
+        if meta is not None:
+            meta.load_id = self.load_id
         return metadata
 
     def _damage(self) -> None:
@@ -119,13 +130,15 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
     def _told(self, plan: Any) -> Any:
         if self._standing is None or not (plan.storage_data is None or isinstance(plan.storage_data, _Standing)):
             return plan
-        return dataclasses.replace(plan, storage_data=_Standing(self._standing))
+        return dataclasses.replace(plan, storage_data=self._standing)
 
-    def _agree(self, standing: str) -> None:
+    def _agree(self, told: _Standing) -> None:
         """Reads the checkpoint that the coordinator found. The plan is of the other one: they need to be cut alike."""
         mine, found = self._metadata, self._at
-        self._stands_for(standing)
-        theirs = self._read_metadata(None)
+        theirs = self._read_metadata(told.name, None)
+        if self._standing is not None and self._standing.metadata != told.metadata:
+            raise errors.Busy(f"{self.path} led to {found} on this rank, and {self._at} is not the checkpoint that the coordinator found "
+                              "there: load again", code="checkpoint_replaced", retryable=True)
         if (theirs.state_dict_metadata, theirs.planner_data) != (mine.state_dict_metadata, mine.planner_data):
             raise errors.Busy(f"{self.path} led to {self._at} on the coordinator and, a moment later, to {found} on this rank, and their "
                               "tensors are cut in other ways: load again", code="checkpoint_replaced", retryable=True)
@@ -136,8 +149,8 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
 
         failure: Optional[Exception] = None
         told = getattr(plan, "storage_data", None)
-        if isinstance(told, _Standing) and told.name != self._standing:
-            self._agree(told.name)
+        if isinstance(told, _Standing) and self._standing is not None and not told.is_same(self._standing):
+            self._agree(told)
         try:
             self._read(plan, planner)
         except Exception as e:
