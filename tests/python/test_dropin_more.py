@@ -394,3 +394,20 @@ def test_one_checkpoint_that_hosts_mount_at_different_paths_is_loaded_from_each(
         assert got == [([1.0], 1)] * 2
     else:
         assert got[0] == got[1] and len(got[0]) == 1 and "not the checkpoint that the coordinator found" in got[0][0], got
+
+
+def test_a_rank_that_reads_what_another_found_reads_its_own_metadata_there(at, tmp_path):
+    for i, link in enumerate(("latest", "later")):
+        dcp.save({"x": torch.full((4,), float(i))}, storage_writer=dcp.FileSystemWriter(tmp_path / f"step-{i}"), no_dist=True,
+                 use_collectives=False)
+        (tmp_path / link).symlink_to(f"step-{i}")
+
+    class Told(StorageReader):
+        def prepare_global_plan(self, plans):
+            coordinator = StorageReader(tmp_path / "later")
+            coordinator.read_metadata(rank=0)
+            return coordinator.prepare_global_plan(plans)
+
+    got = {"x": torch.zeros(4)}
+    dcp.load(got, storage_reader=Told(tmp_path / "latest"), no_dist=True)
+    assert got["x"].eq(1).all()

@@ -135,7 +135,7 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
     def _agree(self, told: _Standing) -> None:
         """Reads the checkpoint that the coordinator found. The plan is of the other one: they need to be cut alike."""
         mine, found = self._metadata, self._at
-        theirs = self._read_metadata(told.name, None)
+        theirs = self._read_metadata(told.name, None if self.use_collectives else self.rank)
         if self._standing is not None and self._standing.metadata != told.metadata:
             raise errors.Busy(f"{self.path} led to {found} on this rank, and {self._at} is not the checkpoint that the coordinator found "
                               "there: load again", code="checkpoint_replaced", retryable=True)
