@@ -85,6 +85,10 @@ static void finish_with(struct copier *k, enum err e, const json_t *ok, int *fd)
 	k->running = false;
 	k->first = c->next;
 	k->count--;
+	if (!e && k->is_holder && state_dict_is_rewritten(c->use, c->rank)) {
+		e = ERR(STATE_CONFLICT, "state dict \"%s\" was filled anew while rank %u was copied: keep it again", c->use->name, c->rank);
+		info = *err_last();
+	}
 	state_dict_unuse(&c->use); /* first: whoever is told may seal at once */
 	metrics_add(k->all->parts.metrics, "dcpd_device_copies_total", e ? "result=\"failed\"" : "result=\"done\"", 1);
 	if (e) {

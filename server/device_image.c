@@ -34,6 +34,7 @@ struct device_image {
 	char id[2 * ID_BYTES + 1], device[48];
 	char *state_dict, *segment;        /* the segment tells a state dict from a later one of its name */
 	int64_t rank, generation;
+	uint32_t rewrites;                 /* of the slot: a load that fills it in place makes other bytes of the same generation */
 	uid_t uid;                         /* the state dict's */
 	enum image_state state;
 	int fd;                            /* of the memory; -1 unless it is kept */
@@ -287,6 +288,7 @@ static FALLIBLE enum err new_image(struct device_images *d, const struct device_
 	struct device_image *i = mem_zalloc(1, sizeof *i);
 	NEED(i, "cannot keep a device image");
 	*i = (struct device_image){ .all = d, .rank = rq->rank, .generation = use->generation, .uid = use->uid, .fd = -1,
+				    .rewrites = u->rewrites,
 				    .bytes = u->image_bytes, .image_bytes = u->image_bytes, .created_ms = clock_wall_ms(),
 				    .ttl_ms = rq->ttl_ms < 0 ? d->parts.config->keep_sealed_ms : rq->ttl_ms,
 				    .state_dict = mem_strdup(use->name), .segment = mem_strdup(u->segment) };
@@ -319,6 +321,7 @@ static struct device_image *twin_of(const struct device_images *d, const struct 
 {
 	for (struct device_image *i = d->first; i; i = i->next)
 		if (i->state <= IMAGE_KEPT && i->rank == rank && i->generation == use->generation && i->uid == use->uid &&
+		    i->rewrites == use->ranks[rank].rewrites &&
 		    strcmp(i->device, device) == 0 && strcmp(i->state_dict, use->name) == 0 &&
 		    strcmp(i->segment, use->ranks[rank].segment) == 0)
 			return i;
@@ -362,7 +365,9 @@ FALLIBLE enum err device_image_keep(struct device_images *d, const struct device
 	struct device_image *twin = twin_of(d, use, (uint32_t)rq->rank, device);
 	enum err e;
 	*change_out = !twin || (twin->state == IMAGE_KEPT && rq->ttl_ms >= 0 && rq->ttl_ms != twin->ttl_ms);
-	if (!twin)
+	if (state_dict_is_rewritten(use, (uint32_t)rq->rank))
+		e = ERR(STATE_CONFLICT, "a job is filling state dict \"%s\" in place: keep it when that has ended", use->name);
+	else if (!twin)
 		e = begin(d, rq, device, &use, fn, user);
 	else if (twin->state == IMAGE_FILLING)
 		e = add_waiter(twin, fn, user);

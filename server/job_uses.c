@@ -30,6 +30,8 @@ FALLIBLE enum err job_use_target(struct job *j)
 	if (job_state_dict_op_is(j) && ref_same(source, target))
 		return OK;
 	enum err e = state_dict_use(j->server->state_dicts, &who, target->name, -1, j->id, &j->target_use);
+	if (!e && job_spec_loads(j) && !j->dry_run)
+		state_dict_rewrite(j->target_use);
 	return e == ERR_NOT_SEALED && job_spec_makes_next(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;
 }
 

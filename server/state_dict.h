@@ -129,6 +129,7 @@ struct state_dict_rank_use {
 	const char *segment;
 	uint64_t bytes, image_bytes;
 	bool filling;                   /* not sealed yet: see state_dict_await */
+	uint32_t rewrites;              /* of the slot, when the use began: see state_dict_is_rewritten */
 	struct slot_ring ring;
 };
 struct state_dict_use {
@@ -140,6 +141,7 @@ struct state_dict_use {
 	char job[27];
 	bool makes, numbered;                /* of state_dict_make: not yet announced; its generation is known */
 	bool writes;                         /* of state_dict_use_rank: into the slot */
+	bool rewrites;                       /* state_dict_rewrite was called */
 	struct state_dict_use *next;         /* all uses of one state dict */
 	struct state_dict *owner;
 };
@@ -156,6 +158,10 @@ FALLIBLE enum err state_dict_check(struct state_dicts *s, const struct principal
  * fill are refused meanwhile; a ring that is being filled may be written to), or to read from it, once it is sealed. ERR_STATE_CONFLICT. */
 FALLIBLE enum err state_dict_use_rank(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 				      bool to_write, struct state_dict_use **out);
+/* The use's job fills the sealed slots in place, from now to the end of the use. Once more is fine. */
+void state_dict_rewrite(struct state_dict_use *use);
+/* Whether a job fills the rank's slot in place now, or has done so since the use began: then what was read of it meanwhile may be torn. */
+bool state_dict_is_rewritten(const struct state_dict_use *use, uint32_t rank);
 void state_dict_unuse(struct state_dict_use **use);
 /* No newer generation has taken the first rank's slot of this one, and its process is not known to have ended. */
 bool state_dict_is_latest(const struct state_dicts *s, struct str name, int64_t generation);

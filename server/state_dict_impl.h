@@ -31,6 +31,8 @@ struct slot {
 	bool filling;               /* open, or leaving before it was sealed: image_bytes is fixed, its bytes are on their way */
 	struct slot_ring ring;      /* while it is filling */
 	bool is_written;            /* a worker copies a device's memory into it: it cannot be sealed */
+	uint16_t rewriters;         /* jobs that hold it, sealed, to fill it in place */
+	uint32_t rewrites;          /* how often such a job began or ended: a copy of its bytes is of one such count */
 	bool handed;                /* all of the image has been put into the ring */
 	int64_t opened_ms;          /* monotone clock: it was handed out; 0: by an earlier daemon */
 	struct watch *filler;       /* of the process that filled it as a ring last; NULL: none */

@@ -92,6 +92,7 @@ static void fill_rank(struct state_dict_use *u, uint32_t rank, struct slot *sl)
 						       .bytes = sl->bytes,
 						       .image_bytes = sl->image_bytes,
 						       .filling = sl->filling,
+						       .rewrites = sl->rewrites,
 						       .ring = sl->ring };
 	sl->uses++;
 }
@@ -175,6 +176,23 @@ bool state_dict_use_has_ring(const struct state_dict_use *u)
 	return false;
 }
 
+void state_dict_rewrite(struct state_dict_use *u)
+{
+	for (uint32_t r = 0; !u->rewrites && r < u->world_size; r++) {
+		struct slot *sl = state_dict_slot(u->owner, r, u->ranks[r].slot);
+		sl->rewriters++;
+		sl->rewrites++;
+	}
+	u->rewrites = true;
+}
+
+bool state_dict_is_rewritten(const struct state_dict_use *u, uint32_t rank)
+{
+	const struct slot *sl = state_dict_slot(u->owner, rank, u->ranks[rank].slot);
+
+	return sl->rewriters || sl->rewrites != u->ranks[rank].rewrites;
+}
+
 static void free_use(struct state_dict_use *u)
 {
 	struct state_dict *sd = u->owner;
@@ -188,6 +206,8 @@ static void free_use(struct state_dict_use *u)
 		struct slot *sl = state_dict_slot(sd, r, u->ranks[r].slot);
 		sl->uses--;
 		sl->is_written = sl->is_written && !u->writes;
+		sl->rewriters -= u->rewrites;
+		sl->rewrites += u->rewrites;
 		if (sl->state == SLOT_MAKING || sl->state == SLOT_FILLING) { /* it came to nothing */
 			state_dict_drop_segment(sd, sl);
 			slot_move(sl, SLOT_FREE);

@@ -1,5 +1,6 @@
 """Device images: weights in a GPU's memory that outlive the engines which map them, over the fake libcuda: its memory counts references as
 a driver's does. What each call of the driver may answer is tried in tests/unit/test_device_import.c, too."""
+import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -218,6 +219,35 @@ def test_a_newer_generation_supersedes(g, engine):
     g.api.delete(f"/v1/device-images/{three['id']}").ok(204)
     again.drop()
     no_memory(g)
+
+
+def test_a_load_that_fills_the_state_dict_in_place_makes_another_image(g, engine):
+    """The generation stays, its bytes do not: an image of the bytes before is not given for them, nor one that was copied meanwhile."""
+    w, other = Weights(g), Weights(g, DATA[::-1])
+    g.api.run("save", source={"state_dict": other.name}, target={"storage": "main", "name": other.name})
+    one = w.keep()
+    g.api.run("load", source={"storage": "main", "name": other.name}, target={"state_dict": w.name})
+    two = w.keep()
+    assert two["id"] != one["id"] and two["generation"] == one["generation"] and [i["id"] for i in images(g, w.name)] == [two["id"]]
+    a = Attached(g, engine, two["id"])
+    assert a.bytes[-len(DATA):] == DATA[::-1]
+    a.close()
+    assert w.keep()["id"] == two["id"]
+    g.api.delete(f"/v1/device-images/{two['id']}").ok(204)
+    holder = holders(g)[0]["pid"]
+    os.kill(holder, signal.SIGSTOP)
+    try:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            asked = pool.submit(lambda: w.ask(lib.Client(g.socket)))
+            lib.wait_for(lambda: images(g, w.name), 10, "the copy's begin")
+            g.api.run("load", source={"storage": "main", "name": other.name}, target={"state_dict": w.name})
+            os.kill(holder, signal.SIGCONT)
+            assert "was filled anew" in asked.result().problem("state_conflict", status=409)["detail"]
+    finally:
+        os.kill(holder, signal.SIGCONT)
+    assert images(g, w.name) == [] and holders(g)[0]["pid"] == holder
+    no_memory(g)
+    w.drop(), other.drop()
 
 
 def test_a_holder_that_ends_says_so(g, engine):
