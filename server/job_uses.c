@@ -30,6 +30,10 @@ FALLIBLE enum err job_use_target(struct job *j)
 	if (job_state_dict_op_is(j) && ref_same(source, target))
 		return OK;
 	enum err e = state_dict_use(j->server->state_dicts, &who, target->name, -1, j->id, &j->target_use);
+	if (!e && j->spec.create_only) {
+		state_dict_unuse(&j->target_use);
+		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists: it is not loaded into", target->name.p);
+	}
 	if (!e && job_spec_loads(j) && !j->dry_run)
 		state_dict_rewrite(j->target_use);
 	return e == ERR_NOT_SEALED && job_spec_makes_next(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;

@@ -158,7 +158,7 @@ NOT_IN_PYTHON = {
     "save": {"include", "exclude", "rename", "dtype", "dedup", "flatten_state_dict", "retries", "beside", "in_place", "sync_files", "hosts",
              "parts", "await_seal", "ring", "timeout_s", "generation", "alias"},
     "load": {"include", "exclude", "rename", "dtype", "delta", "retries", "pace", "cache", "labels", "world_size", "layout",
-             "lease_seconds", "key", "model", "replica", "nodes", "id", "timeout_s"},
+             "lease_seconds", "create_only", "key", "model", "replica", "nodes", "id", "timeout_s"},
 }
 PYTHON_ONLY = {
     "save": {"state_dict", "checkpoint", "process_group", "no_dist", "step", "slots", "when_busy", "progress", "timeout", "client",

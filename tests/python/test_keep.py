@@ -126,6 +126,18 @@ def test_engines_that_start_together_load_once(forks, g, name):
     g.drop(name)
 
 
+def test_what_another_engine_has_loaded_meanwhile_is_not_filled_anew(engine, g, name):
+    engine("keep", name).end()
+    assert engine("late", name).end() == {"generation": 1, "looks": 1}
+    assert len(loads(g, name)) == 1
+    source, target = {"storage": "main", "name": name}, {"state_dict": name, "create_only": True}
+    p = g.api.post("/v1/jobs", {"kind": "load", "source": source, "target": target}).problem("state_dict_exists", status=409)
+    assert "it is not loaded into" in p["detail"]
+    g.drop(name)
+    g.api.run("load", source=source, target=target)
+    g.drop(name)
+
+
 def test_ranks_are_kept_by_themselves(engine, g, name):
     assert engine("ranks", name).end() == {"same": [True, True]}
     assert sorted((i["rank"], i["state"]) for i in images(g) if i["state_dict"] == name) == [(0, "kept"), (1, "kept")]

@@ -54,7 +54,7 @@ def keep(source: str, name: Optional[str] = None, *, device: Any = None, rank: i
 def _load(c: Client, source: str, name: str, world_size: Optional[int], layout: Optional[Sequence[Mapping[str, Any]]],
           end: Optional[float]) -> None:
     """Loads a checkpoint into a state dict that is not there; or waits for another process that does."""
-    target: Dict[str, Any] = {"state_dict": name}
+    target: Dict[str, Any] = {"state_dict": name, "create_only": True}  # what came meanwhile is in use: it is not filled anew
     if world_size is not None:
         target["world_size"] = world_size
     if layout is not None:
