@@ -91,6 +91,26 @@ def shared_memory(name):
         hang()
 
 
+def overtaken(name):
+    """A newer generation replaces the image between the engine's look and its request."""
+    client = dcpd.connect()
+    dcpd.publish(weights(), name).wait(60)
+    old = dcpd.keep(f"shm:{name}", device="cuda:0")
+    dcpd.publish(weights(1), name).wait(60)
+    lists, listed = [], client.device_images.list
+
+    def list_then_keep(of):
+        lists.append(listed(of))
+        if len(lists) == 1:
+            dcpd.keep(f"shm:{name}", device="cuda:0")
+        return lists[-1]
+
+    client.device_images.list = list_then_keep
+    with dcpd.attach(f"shm:{name}", device="cuda:0", client=client) as view:
+        tell(same=same(view, 1), other=view.id != old["id"], looks=len(lists))
+        client.device_images.drop(view.id)
+
+
 def late(name):
     """Another engine has loaded between this one's look and its load."""
     looks, is_sealed = [], _keep._is_sealed

@@ -148,6 +148,10 @@ def test_a_newer_version_of_a_publication(engine):
     assert engine("generations", lib.fresh()).end()["ok"]
 
 
+def test_an_image_that_is_superseded_before_it_is_attached(engine):
+    assert engine("overtaken", lib.fresh()).end() == {"same": True, "other": True, "looks": 2}
+
+
 def test_what_the_driver_refuses_an_engine(engine, g, name):
     engine("keep", name).end()
     assert engine("refused", name).end() == {"out": [], "same": True}

@@ -198,18 +198,22 @@ def _on_device(c: Client, name: str, rank: int, generation: Optional[int], devic
     driver = _device.Driver("device images cannot be used")
     ordinal = _ordinal(device)
     uuid = driver.uuid_of(ordinal)
+    refused: Dict[str, errors.DcpdError] = {}  # by image: most were superseded between the list and the request
     while True:
         there = [i for i in c.device_images.list(name) if i["rank"] == rank and i["device"] == uuid]
         kept = [i for i in there if i["state"] == "kept" and generation in (None, i["generation"])]
         if not kept:
             raise errors.NotFound(_missing(name, rank, device, there), code="not_found", rank=rank)
         one = max(kept, key=lambda i: int(i["generation"]))
+        if one["id"] in refused:
+            raise refused[one["id"]]
         try:
             record, given = c.device_images.attach(one["id"])
         except errors.DcpdError as e:
-            if e.code != "state_conflict":
+            if e.code not in ("state_conflict", "not_found"):
                 raise
-            continue  # it was superseded meanwhile
+            refused[one["id"]] = e
+            continue
         try:
             memory = DeviceMemory(driver, given, ordinal, int(record["bytes"]))
         except BaseException:
