@@ -16,7 +16,7 @@
 #include "server/events.h"
 #include "server/state_dict.h"
 
-enum { TICK_MS = 500, ID_BYTES = 8, IMAGES_MAX = 4096 };
+enum { TICK_MS = 500, ID_BYTES = 8, IMAGES_MAX = 4096, GRANULE = 2 << 20 /* of the driver's allocations */ };
 
 enum image_state { IMAGE_FILLING, IMAGE_KEPT, IMAGE_DROPPED, IMAGE_LOST };
 
@@ -263,6 +263,12 @@ static void on_made(void *user, enum err e, const json_t *ok, int *fd)
 	tell(i, OK);
 }
 
+/* Bytes that an image takes on the GPU. */
+static uint64_t rounded(uint64_t bytes)
+{
+	return (bytes + GRANULE - 1) / GRANULE * GRANULE;
+}
+
 static FALLIBLE enum err check_room(const struct device_images *d, const char *device, uint64_t bytes)
 {
 	uint64_t limit = d->parts.config->device_limit, used = 0, count = 0;
@@ -289,7 +295,7 @@ static FALLIBLE enum err new_image(struct device_images *d, const struct device_
 	NEED(i, "cannot keep a device image");
 	*i = (struct device_image){ .all = d, .rank = rq->rank, .generation = use->generation, .uid = use->uid, .fd = -1,
 				    .rewrites = u->rewrites,
-				    .bytes = u->image_bytes, .image_bytes = u->image_bytes, .created_ms = clock_wall_ms(),
+				    .bytes = rounded(u->image_bytes), .image_bytes = u->image_bytes, .created_ms = clock_wall_ms(),
 				    .ttl_ms = rq->ttl_ms < 0 ? d->parts.config->keep_sealed_ms : rq->ttl_ms,
 				    .state_dict = mem_strdup(use->name), .segment = mem_strdup(u->segment) };
 	for (int k = 0; k < ID_BYTES; k++)
@@ -334,7 +340,7 @@ static FALLIBLE enum err begin(struct device_images *d, const struct device_imag
 	uint32_t rank = (uint32_t)rq->rank;
 	struct device_image *i;
 
-	TRY(check_room(d, device, (*use)->ranks[rank].image_bytes));
+	TRY(check_room(d, device, rounded((*use)->ranks[rank].image_bytes)));
 	TRY(new_image(d, rq, *use, device, &i));
 	enum err e = add_waiter(i, fn, user);
 	e = e ?: device_copy_image(d->parts.copies, device, rank, use, on_made, i);

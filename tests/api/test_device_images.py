@@ -372,6 +372,14 @@ def test_limits(tmp_path, engine):
     try:
         one, two, big = Weights(d), Weights(d), Weights(d, DATA * 3)
         kept = one.keep()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            os.kill(holders(d)[0]["pid"], signal.SIGSTOP)
+            second = pool.submit(lambda: two.ask(lib.Client(d.socket)))
+            lib.wait_for(lambda: images(d, two.name), 10, "an image on its way")
+            p = Weights(d, DATA[:100]).ask().problem("device_full", status=507)
+            assert f"have {8 * MIB} bytes; with {2 * MIB} more" in p["detail"], "what is on its way counts as it will"
+            os.kill(holders(d)[0]["pid"], signal.SIGCONT)
+            d.api.delete(f"/v1/device-images/{second.result().ok(200)['id']}").ok(204)
         p = big.ask().problem("device_full", status=507)
         assert "beyond device-limit, 9437184: drop some" in p["detail"] and f"have {4 * MIB} bytes" in p["detail"], p
         a = Attached(d, engine, kept["id"])
@@ -379,7 +387,7 @@ def test_limits(tmp_path, engine):
         big.ask().problem("device_full", status=507)
         a.close()
         lib.wait_for(lambda: not images(d), 10, "the first one's end")
-        p = Weights(d, DATA * 2 + DATA[:MIB * 2]).ask().problem("device_full", status=507)
+        p = Weights(d, DATA * 2 + DATA[:MIB]).ask().problem("device_full", status=507)
         assert "has no room for a device image" in p["detail"] and "cuMemCreate of" in p["detail"], p
         two.keep()
         metrics = d.api.get("/metrics").body.decode()
