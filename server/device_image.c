@@ -375,8 +375,10 @@ FALLIBLE enum err device_image_keep(struct device_images *d, const struct device
 		e = ERR(STATE_CONFLICT, "a job is filling state dict \"%s\" in place: keep it when that has ended", use->name);
 	else if (!twin)
 		e = begin(d, rq, device, &use, fn, user);
-	else if (twin->state == IMAGE_FILLING)
+	else if (twin->state == IMAGE_FILLING) {
+		twin->ttl_ms = rq->ttl_ms < 0 ? twin->ttl_ms : rq->ttl_ms;
 		e = add_waiter(twin, fn, user);
+	}
 	else {
 		twin->ttl_ms = rq->ttl_ms < 0 ? twin->ttl_ms : rq->ttl_ms;
 		twin->idle_since_ms = clock_mono_ms();
