@@ -446,12 +446,26 @@ enum err lookup_device_copy(struct worker *w, const json_t *q, const int *fds, u
 
 /* -------------------------------------------------------------------------------------------------------- device images */
 
+/* Clears the memory behind the image: it may have another user's bytes from before. */
+static FALLIBLE enum err clear_tail(struct device_copy *c, uint64_t image_bytes)
+{
+	static const char zeros[64 << 10];
+	const struct device_import *made = &c->imports[0];
+
+	for (uint64_t at = image_bytes, n; at < made->bytes; at += n) {
+		n = num_min(made->bytes - at, sizeof zeros);
+		TRY(device_copy(c->w->gpu, (char *)made->p + at, zeros, n, DEVICE_PUT));
+	}
+	return OK;
+}
+
 /* Fills new memory with the image and exports it. From here on an error means that the process must end: copies may be in flight. */
 static FALLIBLE enum err fill_image(struct device_copy *c, const char *uuid, uint64_t image_bytes, int *fd_out)
 {
 	const struct piece all = { .bytes = image_bytes };
 	enum err e = copy_one(c, &all);
 
+	e = e ?: clear_tail(c, image_bytes);
 	e = stalled(e ?: device_wait(c->w->gpu, STALL_MS), uuid);
 	e = e ?: device_export(c->w->gpu, &c->imports[0], fd_out);
 	e = e ?: device_import_end(c->w->gpu, &c->imports[0]);
@@ -464,6 +478,14 @@ static FALLIBLE enum err fill_image(struct device_copy *c, const char *uuid, uin
 	return OK;
 }
 
+static FALLIBLE enum err no_room(const char *uuid, uint64_t image_bytes)
+{
+	const struct err_info why = *err_last();
+
+	return ERR(DEVICE_FULL, "GPU %.48s has no room for a device image of %ju bytes beside what else is in its memory: drop others "
+		   "(dcpctl kept), or end other processes (nvidia-smi), then ask again (%.200s)", uuid, (uintmax_t)image_bytes, why.text);
+}
+
 enum err lookup_device_image(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out)
 {
 	const char *uuid = json_string_value(json_object_get(q, "device"));
@@ -474,15 +496,14 @@ enum err lookup_device_image(struct worker *w, const json_t *q, const int *fds, 
 	if (!uuid || fd_count < 1 || !image_bytes || image_bytes > segment_bytes)
 		return ERR(PROTOCOL, "a device image without device or segment");
 	gpu_sweep(w);
-	TRY(gpu_open_by_uuid(w, uuid));
+	enum err e = gpu_open_by_uuid(w, uuid);
+	if (e == ERR_NO_MEMORY) /* for a context */
+		return no_room(uuid, image_bytes);
+	TRY(e);
 	TRY(gpu_map_segment(w, fds[0], segment_bytes, &c.segment));
-	enum err e = device_create(w->gpu, image_bytes, &made);
-	if (e == ERR_NO_MEMORY) {
-		const struct err_info why = *err_last();
-		return ERR(DEVICE_FULL, "GPU %.48s has no room for a device image of %ju bytes beside what else is in its memory: drop "
-			   "others (dcpctl kept), or end other processes (nvidia-smi), then ask again (%.200s)", uuid,
-			   (uintmax_t)image_bytes, why.text);
-	}
+	e = device_create(w->gpu, image_bytes, &made);
+	if (e == ERR_NO_MEMORY)
+		return no_room(uuid, image_bytes);
 	TRY(e);
 	uint64_t bytes = made.bytes;
 	TRY(fill_image(&c, uuid, image_bytes, fd_out));
