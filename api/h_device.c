@@ -27,11 +27,13 @@ static void on_upgraded(struct req *r, int *socket)
 FALLIBLE enum err h_descriptors(struct req *r)
 {
 	const char *upgrade = req_head(r, MHD_HTTP_HEADER_UPGRADE);
+	struct principal who = req_principal(r);
 
 	if (!r->caller.over_unix)
 		return ERR(INVALID_REQUEST, "descriptors travel over the Unix socket only");
 	if (!upgrade || strcasecmp(upgrade, PROTOCOL_NAME) != 0 || strcmp(r->method, "GET") != 0 || !r->is_http_1_1)
 		return ERR(INVALID_REQUEST, "this resource is a GET with the headers Connection: Upgrade and Upgrade: " PROTOCOL_NAME);
+	TRY(descriptors_check(r->core->descriptors, &who)); /* once it is upgraded, a refusal can only be an end */
 	return http_upgrade(r, PROTOCOL_NAME, on_upgraded);
 }
 

@@ -145,16 +145,23 @@ static void on_readable(void *user)
 		free_park(p);
 }
 
+FALLIBLE enum err descriptors_check(const struct descriptors *d, const struct principal *who)
+{
+	uint64_t parks, fds;
+
+	count_own(d, who->uid, &parks, &fds);
+	if (is_fair(parks, d->parks, 1, DESCRIPTORS_PARKS_MAX))
+		return OK;
+	return ERR(BUSY, "%ju clients of uid %u hand over descriptors or have a device image, and %ju of other users: of %d, a user has "
+		   "half of what others leave", (uintmax_t)parks, (unsigned)who->uid, (uintmax_t)(d->parks - parks), DESCRIPTORS_PARKS_MAX);
+}
+
 FALLIBLE enum err descriptors_open(struct descriptors *d, int *socket, const struct principal *who)
 {
 	unsigned char random[TOKEN_BYTES];
-	uint64_t parks, fds;
 	char line[80];
 
-	count_own(d, who->uid, &parks, &fds);
-	if (!is_fair(parks, d->parks, 1, DESCRIPTORS_PARKS_MAX))
-		return ERR(BUSY, "%ju clients of uid %u hand over descriptors, and %ju of other users: of %d, a user has half of what "
-			   "others leave", (uintmax_t)parks, (unsigned)who->uid, (uintmax_t)(d->parks - parks), DESCRIPTORS_PARKS_MAX);
+	TRY(descriptors_check(d, who));
 	if (getrandom(random, sizeof random, 0) != sizeof random)
 		return ERR_SYS(SYSTEM, "cannot make a token");
 	struct descriptors_park *p = mem_zalloc(1, sizeof *p);

@@ -9,15 +9,17 @@
 #include "server/loop.h"
 #include "server/principal.h"
 
-enum { DESCRIPTORS_MAX = 4096, DESCRIPTORS_PARKS_MAX = 256, DESCRIPTORS_TOKEN_MAX = 33 };
+enum { DESCRIPTORS_MAX = 4096, DESCRIPTORS_PARKS_MAX = 512, DESCRIPTORS_TOKEN_MAX = 33 };
 
 struct descriptors;
 struct descriptors_park;
 
 FALLIBLE enum err descriptors_new(struct loop *loop, struct descriptors **out);
 void descriptors_free(struct descriptors *d);
+/* Whether this user may open one more. ERR_BUSY: the user has half of what other users leave. */
+FALLIBLE enum err descriptors_check(const struct descriptors *d, const struct principal *who);
 /* Takes the socket over unless this fails, and tells the client its token: {"descriptors":"…"} and a line feed.
- * ERR_BUSY: the user has half of what other users leave. */
+ * ERR_BUSY as descriptors_check. */
 FALLIBLE enum err descriptors_open(struct descriptors *d, int *socket, const struct principal *who);
 /* Holds the descriptors that have come by now under this token, which must be of the same user, until descriptors_drop. ERR_NOT_FOUND. */
 FALLIBLE enum err descriptors_hold(struct descriptors *d, const struct principal *who, struct str token, struct descriptors_park **out);

@@ -304,6 +304,19 @@ def test_a_request_that_does_not_fit(g, body, code, said):
     w.drop()
 
 
+def test_too_many_engines_of_a_user_are_told(g):
+    """Before the upgrade: behind it the client would see no more than an end."""
+    hands = []
+    try:
+        with pytest.raises(AssertionError, match='"code":"busy".*a user has half'):
+            while len(hands) < 300:
+                hands.append(fake_gpu.Descriptors(g))
+        assert len(hands) == 256
+    finally:
+        for h in hands:
+            h.close()
+
+
 def test_what_an_engine_may_ask(g):
     g.api.get("/v1/device-images?state_dict=a/b").problem("name_invalid", status=422)
     w = Weights(g, DATA[:100])

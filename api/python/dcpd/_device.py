@@ -217,9 +217,14 @@ class Descriptors:
         try:
             answer = connection.response_class(self._socket, method="GET")
             answer.begin()
+            if answer.status == 503:
+                raise errors.from_problem(json.loads(answer.read()))
             if answer.status != 101:
                 raise errors.RequestRefused(f"descriptors are not taken: HTTP {answer.status}")
-            self.token = str(json.loads(answer.fp.readline())["descriptors"])
+            line = answer.fp.readline()
+            if not line:
+                raise errors.Busy("dcpd takes no more descriptors of this user, or is ending", code="busy")
+            self.token = str(json.loads(line)["descriptors"])
             for i in range(0, len(fds), _BATCH):
                 socket.send_fds(self._socket, [b"."], fds[i:i + _BATCH])
         except BaseException:
