@@ -81,6 +81,39 @@ def lifetimes(name):
     tell(ok=True)
 
 
+def forked(name):
+    """A fork of an engine does not keep the image in use, and does not touch the driver."""
+    client, before = dcpd.connect(), left()
+    view = dcpd.attach(f"shm:{name}", device="cuda:0", client=client)
+    id = view.id
+    end, begin = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(begin)
+        del view
+        gc.collect()
+        os.read(end, 1)
+        os._exit(0 if left() > before else 1)
+    assert same(view)
+    del view
+    deadline = time.monotonic() + 20
+    while client.device_images.get(id)["attached"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    attached = client.device_images.get(id)["attached"]
+    os.close(begin)
+    tell(attached=attached, status=os.waitpid(child, 0)[1])
+
+
+def captured(name):
+    """The driver refuses to wait: what may still be read stays mapped, and in use."""
+    client, before = dcpd.connect(), left()
+    view = dcpd.attach(f"shm:{name}", device="cuda:0", client=client)
+    id = view.id
+    os.environ["FAKE_CUDA_FAIL"] = "cuCtxSynchronize:0:900"
+    del view
+    tell(mapped=left() > before, attached=client.device_images.get(id)["attached"])
+
+
 def shared_memory(name):
     """The host tier: views of /dev/shm, and a module of one's own filled out of them."""
     record = dcpd.keep(f"main:{name}", name)

@@ -98,6 +98,13 @@ def test_the_next_engine_has_its_weights_at_once(engine, g, name):
     assert engine("lifetimes", name).end()["ok"]
 
 
+def test_a_mapping_that_is_let_go_in_a_fork_or_during_a_capture(engine, g, name):
+    engine("keep", name).end()
+    assert engine("forked", name).end() == {"attached": 0, "status": 0}
+    assert engine("captured", name).end() == {"mapped": True, "attached": 1}
+    g.drop(name)
+
+
 def test_shared_memory_outlives_the_engine(engine, g, name):
     """One load; no lease that an engine must renew: the next one maps the same pages, after a daemon that was killed, too."""
     for i in range(3):

@@ -133,14 +133,14 @@ class Driver:
             self("cuMemRelease", allocation)  # the mapping has a reference of its own
         return at.value
 
-    def unmap(self, context: ctypes.c_void_p, address: int, size: int) -> None:
-        """Waits for what may read there, on all streams."""
-        try:
-            with self._inside(context):
-                self("cuCtxSynchronize")
-        finally:
-            self("cuMemUnmap", _U64(address), ctypes.c_size_t(size))
-            self("cuMemAddressFree", _U64(address), ctypes.c_size_t(size))
+    def synchronize(self, context: ctypes.c_void_p) -> None:
+        with self._inside(context):
+            self("cuCtxSynchronize")
+
+    def unmap(self, address: int, size: int) -> None:
+        """Of what nothing reads any more, on any stream: synchronize() first."""
+        self("cuMemUnmap", _U64(address), ctypes.c_size_t(size))
+        self("cuMemAddressFree", _U64(address), ctypes.c_size_t(size))
 
     def read(self, context: ctypes.c_void_p, address: int, size: int) -> bytes:
         out = (ctypes.c_char * size)()

@@ -109,7 +109,8 @@ class DeviceMemory:
         finally:
             os.close(fd)
         self.ordinal, self.size, self._driver, self._context = ordinal, size, driver, context
-        self._end = weakref.finalize(self, _let_go, driver, given, ordinal, context, self.address, size)
+        _given.add(given)
+        self._end = weakref.finalize(self, _let_go, os.getpid(), driver, given, ordinal, context, self.address, size)
         self._end.atexit = False  # the process's end unmaps, when nothing runs on the GPU any more
 
     @property
@@ -120,14 +121,32 @@ class DeviceMemory:
         return self._driver.read(self._context, self.address + at, n)
 
 
-def _let_go(driver: _device.Driver, given: _device.Descriptors, ordinal: int, context: Any, address: int, size: int) -> None:
+def _let_go(pid: int, driver: _device.Driver, given: _device.Descriptors, ordinal: int, context: Any, address: int, size: int) -> None:
+    if os.getpid() != pid:
+        return  # a fork has neither the mapping nor a context
     try:
-        driver.unmap(context, address, size)
+        driver.synchronize(context)
+    except errors.DcpdError:
+        _not_unmapped.append(given)  # kernels may read there, as during the capture of a graph: in use until the process ends
+        return
+    try:
+        driver.unmap(address, size)
         driver.release(ordinal)
     except errors.DcpdError:
         pass  # of a device that is lost: it has nothing any more
     finally:
         given.close()
+
+
+def _after_fork() -> None:
+    """The image is in use by the parent alone: an inherited connection would keep it in use after the parent's end."""
+    for given in list(_given):
+        given.close()
+
+
+_given: "weakref.WeakSet[_device.Descriptors]" = weakref.WeakSet()
+_not_unmapped: List[_device.Descriptors] = []
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _flat(memory: DeviceMemory) -> Any:
