@@ -114,6 +114,17 @@ def captured(name):
     tell(mapped=left() > before, attached=client.device_images.get(id)["attached"])
 
 
+def impatient(name):
+    for timeout in (0, 0.5):
+        begin = time.monotonic()
+        try:
+            dcpd.keep(f"shm:{name}", device="cuda:0", timeout=timeout)
+            raise AssertionError("it was not there")
+        except dcpd.WaitTimeout:
+            assert time.monotonic() - begin < 20
+    tell(ok=True)
+
+
 def shared_memory(name):
     """The host tier: views of /dev/shm, and a module of one's own filled out of them."""
     record = dcpd.keep(f"main:{name}", name)

@@ -105,6 +105,20 @@ def test_a_mapping_that_is_let_go_in_a_fork_or_during_a_capture(engine, g, name)
     g.drop(name)
 
 
+def test_the_time_that_keep_may_take(engine, g, name):
+    engine("keep", name).end()
+    for i in images(g):
+        g.api.delete(f"/v1/device-images/{i['id']}")
+    holder = next(w["pid"] for w in g.api.get("/v1/workers").ok(200)["workers"] if w["role"] == "holder")
+    os.kill(holder, signal.SIGSTOP)
+    try:
+        assert engine("impatient", name).end()["ok"]
+    finally:
+        os.kill(holder, signal.SIGCONT)
+    lib.wait_for(lambda: all(i["state"] == "kept" for i in images(g)), 20, "the copy's end")
+    g.drop(name)
+
+
 def test_shared_memory_outlives_the_engine(engine, g, name):
     """One load; no lease that an engine must renew: the next one maps the same pages, after a daemon that was killed, too."""
     for i in range(3):

@@ -36,6 +36,7 @@ def keep(source: str, name: Optional[str] = None, *, device: Any = None, rank: i
     from ._daemon import default_client
 
     c = client or default_client()
+    end = None if timeout is None else time.monotonic() + timeout
     if source.startswith("shm:"):
         if name is not None and name != source[4:]:
             raise ValueError(f"{source} is kept under its own name, not {name!r}")
@@ -44,11 +45,17 @@ def keep(source: str, name: Optional[str] = None, *, device: Any = None, rank: i
         raise ValueError("name=: of the state dict in shared memory that the checkpoint is loaded into")
     else:
         name = name[4:] if name.startswith("shm:") else name
-        _load(c, source, name, world_size, layout, None if timeout is None else time.monotonic() + timeout)
+        _load(c, source, name, world_size, layout, end)
     if device is None:
         return c.state_dicts.get(name)
     uuid = _device.Driver("device images cannot be used").uuid_of(_ordinal(device))
-    return c.device_images.keep(name, rank, generation=generation, device=uuid, ttl_seconds=ttl_seconds, timeout=timeout)
+    left = None if end is None else max(end - time.monotonic(), 0.001)  # 0 would be the client's own
+    try:
+        return c.device_images.keep(name, rank, generation=generation, device=uuid, ttl_seconds=ttl_seconds, timeout=left)
+    except errors.ConnectionLost as e:
+        if end is None or time.monotonic() < end:
+            raise
+        raise errors.WaitTimeout(f"{device} did not have rank {rank} of shm:{name} in time") from e
 
 
 def _load(c: Client, source: str, name: str, world_size: Optional[int], layout: Optional[Sequence[Mapping[str, Any]]],
