@@ -30,7 +30,7 @@ static json_t *answer_of(json_t *members, json_t *alive, json_t *drained)
 	return made;
 }
 
-static struct config config = { .cluster_prefix = (char *)"/t" };
+static struct config config = { .cluster_prefix = (char *)"/t", .advertise = (char *)"127.0.0.1:8427" };
 static struct server server = { .config = &config };
 
 static void states_follow_from_what_etcd_holds(void **)

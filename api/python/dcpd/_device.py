@@ -133,9 +133,14 @@ class Driver:
             self("cuMemRelease", allocation)  # the mapping has a reference of its own
         return at.value
 
-    def synchronize(self, context: ctypes.c_void_p) -> None:
+    def synchronize(self, context: ctypes.c_void_p) -> bool:
+        """False: the driver does not wait. Raises where there is no context any more."""
         with self._inside(context):
-            self("cuCtxSynchronize")
+            try:
+                self("cuCtxSynchronize")
+            except errors.RequestRefused:
+                return False
+        return True
 
     def unmap(self, address: int, size: int) -> None:
         """Of what nothing reads any more, on any stream: synchronize() first."""

@@ -8,6 +8,7 @@ the last tensor over it; until then the connection stays open, by which the daem
 """
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
@@ -131,11 +132,10 @@ class DeviceMemory:
 def _let_go(pid: int, driver: _device.Driver, given: _device.Descriptors, ordinal: int, context: Any, address: int, size: int) -> None:
     if os.getpid() != pid:
         return  # a fork has neither the mapping nor a context
-    try:
-        driver.synchronize(context)
-    except errors.DcpdError:
-        _not_unmapped.append(given)  # kernels may read there, as during the capture of a graph: in use until the process ends
-        return
+    with contextlib.suppress(errors.DcpdError):  # without a context nothing runs
+        if not driver.synchronize(context):
+            _not_unmapped.append(given)  # kernels may read there, as during the capture of a graph: in use until the process ends
+            return
     try:
         driver.unmap(address, size)
         driver.release(ordinal)
