@@ -148,7 +148,8 @@ static void of_many_copies_the_newest_are_known(void **)
 static void a_node_without_tls_gets_no_key_of_images(void **)
 {
 	struct cluster c = { .server = &server, .name = "b", .secret = "0123456789abcdef" };
-	CLEANUP(json_decrefp) json_t *doc = answer_of(json_pack("[o]", row("/t/members/a", "{\"url\":\"http://192.0.2.1:8427\",\"protocol\":1}")),
+	static const char member[] = "{\"url\":\"http://192.0.2.1:8427\",\"protocol\":1}";
+	CLEANUP(json_decrefp) json_t *doc = answer_of(json_pack("[o]", row("/t/members/a", member)),
 						      json_pack("[o]", row("/t/alive/a", "{\"jobs\":0}")), json_array());
 	const char *storage = NULL;
 
