@@ -77,7 +77,7 @@ class Weights:
     def put(self, data):
         self.generation += 1
         self.data, self.image = data, lib.image({"w": ("U8", [len(data)], data)})
-        s = self.d.reserve(self.name, 0, len(self.image), self.generation)["segment"]
+        self.segment = s = self.d.reserve(self.name, 0, len(self.image), self.generation)["segment"]
         lib.write_segment(s, self.image)
         self.d.seal(self.name, 0, self.generation, len(self.image))
 
@@ -533,3 +533,29 @@ def test_dcpctl(g):
     g.ctl("drop", id)
     assert images(g, w.name) == [] and g.ctl("drop", id).returncode == 6
     w.drop()
+
+
+def test_a_segment_that_shrinks_ends_no_holder(g, engine):
+    """Its owner may shrink it. Where it is not page-locked, the copy to the GPU reads it then; other users' images stay."""
+    other = Weights(g)
+    kept = other.keep()
+    holder = holders(g)[0]["pid"]
+    w = Weights(g)
+    g.fail.write_text("cuMemHostRegister_v2:0:2")
+    try:
+        one = w.keep()
+        a = Attached(g, engine, one["id"])
+        assert a.bytes == w.image
+        a.close()
+        lib.wait_for(lambda: not attached(g, one["id"]))
+        g.api.delete(f"/v1/device-images/{one['id']}").ok(204)
+        os.truncate(lib.segment_file(w.segment), 8192)
+        w.ask().problem("segment_shrunk")
+    finally:
+        g.fail.write_text("")
+    assert [h["pid"] for h in holders(g)] == [holder]
+    assert g.api.get(f"/v1/device-images/{kept['id']}").ok(200)["state"] == "kept"
+    g.api.delete(f"/v1/device-images/{kept['id']}").ok(204)
+    no_memory(g)
+    w.drop()
+    other.drop()

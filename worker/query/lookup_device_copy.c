@@ -459,11 +459,51 @@ static FALLIBLE enum err clear_tail(struct device_copy *c, uint64_t image_bytes)
 	return OK;
 }
 
-/* Fills new memory with the image and exports it. From here on an error means that the process must end: copies may be in flight. */
+struct part {
+	unsigned char *to;
+	const unsigned char *from;
+	uint64_t bytes;
+};
+
+static void take_part(void *user)
+{
+	struct part *p = user;
+
+	memcpy(p->to, p->from, p->bytes);
+}
+
+/* Of memory that is not page-locked the driver takes a copy itself. Its owner may shrink the segment meanwhile, and all users' images would
+ * end with this process: so each part is taken under a guard. */
+static FALLIBLE enum err copy_guarded(struct device_copy *c, uint64_t bytes)
+{
+	CLEANUP(mem_free_ptr) unsigned char *taken = mem_alloc(num_min(bytes, COPY_BYTES));
+
+	NEED(taken, "no memory to copy an image through");
+	for (uint64_t done = 0, n; done < bytes; done += n) {
+		n = num_min(bytes - done, COPY_BYTES);
+		struct part part = { taken, c->segment.p + done, n };
+		TRY(seg_guard(take_part, &part));
+		TRY(device_copy(c->w->gpu, (char *)c->imports[0].p + done, taken, n, DEVICE_PUT));
+		TRY(device_wait(c->w->gpu, STALL_MS));
+		c->bytes += n;
+		c->copies++;
+	}
+	return OK;
+}
+
+/* Fills new memory with the image and exports it. An error other than ERR_SEGMENT_SHRUNK means that the process must end: copies may be in
+ * flight. */
 static FALLIBLE enum err fill_image(struct device_copy *c, const char *uuid, uint64_t image_bytes, int *fd_out)
 {
 	const struct piece all = { .bytes = image_bytes };
-	enum err e = copy_one(c, &all);
+	enum err e = c->segment.not_pinned ? copy_guarded(c, image_bytes) : copy_one(c, &all);
+
+	if (e == ERR_SEGMENT_SHRUNK) {
+		CLEANUP(err_restore) struct err_info info = *err_last();
+		if (device_import_end(c->w->gpu, &c->imports[0]) != OK)
+			info.code = ERR_DEVICE_FAILED;
+		return info.code;
+	}
 
 	e = e ?: clear_tail(c, image_bytes);
 	e = stalled(e ?: device_wait(c->w->gpu, STALL_MS), uuid);
