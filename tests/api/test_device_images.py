@@ -66,6 +66,13 @@ def no_memory(d):
     lib.wait_for(lambda: not memory(d), 10, "the end of all device memory")
 
 
+def gone_by_itself(d, w, what):
+    """The images of a state dict go, with their memory; the state dict is dropped."""
+    lib.wait_for(lambda: not images(d, w.name), 10, what)
+    no_memory(d)
+    w.drop()
+
+
 class Weights:
     """A sealed state dict of one rank."""
 
@@ -181,9 +188,7 @@ def test_an_image_is_dropped_when_its_last_engine_has_gone(g, engine):
     a.close()
     lib.wait_for(lambda: images(g, w.name)[0]["attached"] == 1, 10, "one engine's end")
     b.close()
-    lib.wait_for(lambda: not images(g, w.name), 10, "the other's")
-    no_memory(g)
-    w.drop()
+    gone_by_itself(g, w, "the end of the other engine's")
 
 
 def test_an_image_without_an_engine_goes_after_its_time(g, engine):
@@ -193,9 +198,7 @@ def test_an_image_without_an_engine_goes_after_its_time(g, engine):
     time.sleep(2.5)
     assert images(g, w.name)[0]["state"] == "kept", "an engine has it"
     a.close()
-    lib.wait_for(lambda: not images(g, w.name), 10, "its end")
-    no_memory(g)
-    w.drop()
+    gone_by_itself(g, w, "the image's end")
 
 
 def test_a_newer_generation_supersedes(g, engine):

@@ -307,11 +307,8 @@ def main():
     if o.rows:
         measured(o)
         return
-    reason = gpu_host.why_not() if o.device == "cuda" else ""
-    if reason:
-        print(f"bench-gpu: skipped, nothing was measured: {reason}")
+    if not gpu_host.tries("bench-gpu", "nothing was measured", o.device):
         return
-    gpu_host.with_torch()
     start, run, failed = time.monotonic(), {"rows": [], "lacking": []}, []
     with tempfile.TemporaryDirectory() as work:
         for name, share in (("default", 0.75), ("expandable", 1)):

@@ -242,7 +242,7 @@ cuda_result cuCtxSetCurrent(struct CUctx_st *ctx)
 	return CUDA_OK;
 }
 
-/* One level of the stack is enough for who pushes and pops around its calls. */
+/* The stack of contexts has one level here: callers of the driver push and pop around single calls. */
 static struct CUctx_st *below;
 
 cuda_result cuCtxPushCurrent_v2(struct CUctx_st *ctx)

@@ -342,11 +342,8 @@ def main():
     if o.cases:
         cases(o)
         return
-    reason = gpu_host.why_not() if o.device == "cuda" else ""
-    if reason:
-        print(f"check-gpu: skipped, nothing was tried: {reason}")
+    if not gpu_host.tries("check-gpu", "nothing was tried", o.device):
         return
-    gpu_host.with_torch()
     gpu_host.find_nccl()
     failed = units(o.units)
     for name, conf in ALLOCATORS.items():

@@ -24,6 +24,16 @@ def why_not():
     return ""
 
 
+def tries(program, otherwise, device):
+    """Whether the program goes on, with PyTorch: on a host without a GPU it says why it is skipped. A device "cpu" needs none."""
+    reason = why_not() if device == "cuda" else ""
+    if reason:
+        print(f"{program}: skipped, {otherwise}: {reason}")
+        return False
+    with_torch()
+    return True
+
+
 def with_torch():
     """Goes on as a Python that has PyTorch: this one, or that of the tests (DCPD_TEST_VENV=DIR names another)."""
     if importlib.util.find_spec("torch") is not None:

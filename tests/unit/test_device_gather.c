@@ -143,7 +143,7 @@ static void make_elements(unsigned char *p, enum dtype d)
 	}
 }
 
-/* One pair, in parts that begin at every distance of elements from a word's boundary, on both sides. */
+/* Casts elements of `from` to `to` in parts: on both sides, parts begin at every distance of elements from a word's boundary. */
 static void cast_pair(struct world *w, enum dtype to, enum dtype from)
 {
 	CLEANUP(mem_free_ptr) struct device_cast *casts = mem_zalloc(DEVICE_GATHER_MAX, sizeof *casts);
