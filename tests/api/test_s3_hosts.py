@@ -1,5 +1,7 @@
 """One save by the daemons of several hosts into one bucket: each writes the files of its ranks, one commits; kills leave it whole or
 absent."""
+import os
+import signal
 import threading
 
 import pytest
@@ -181,6 +183,31 @@ def test_a_leader_that_is_killed_behind_its_commit_leaves_nothing(two, proxy, s3
     assert save.ends() == [None, None]
     proxy.fault = lambda *_: None
     lib.wait_for(lambda: s3.keys(".dcpd/") == [], 20, "nothing is left of the meeting place")
+    loads(two[1], save.name, save.images)
+
+
+def test_a_host_that_comes_again_when_all_is_over_hears_of_the_commit(two, proxy, s3):
+    """Its worker is killed while the leader commits, who says goodbye in vain and removes the meeting place."""
+    save, committed, struck, killed = Save(two, f"run/{lib.fresh()}", 100_000), [], threading.Event(), threading.Event()
+
+    def fault(verb, path, _):
+        if verb == "PUT" and path.endswith(f"{save.name}/.metadata"):
+            committed.append(path)
+            struck.set()
+            killed.wait(30)
+
+    proxy.fault = fault
+    save.run()
+    assert struck.wait(30)
+    proxy.fault = lambda *_: None
+    os.kill(two[1].proc.pid, signal.SIGSTOP)
+    try:
+        two[1].kill_workers()
+        killed.set()
+        lib.wait_for(lambda: f"{save.name}/.metadata" in s3.keys(f"{save.name}/") and s3.keys(".dcpd/") == [], 60, "the leader's end")
+    finally:
+        os.kill(two[1].proc.pid, signal.SIGCONT)
+    assert save.ends() == [None, None]
     loads(two[1], save.name, save.images)
 
 

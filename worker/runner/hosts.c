@@ -234,15 +234,21 @@ static FALLIBLE enum err hosts_wait_leader(struct hosts *h, const char *what)
 	return gone ? gave_up(h) : OK;
 }
 
-/* The leader is gone, or silent: did it commit before? */
+/* The leader is gone, or silent: did it commit before? The manifest has its job, and the id of the save, which is never used twice. */
 static bool committed(const struct hosts *h)
 {
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
 	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
 	CLEANUP(err_restore) struct err_info info = *err_last();
 
-	bool yes = h->leader_job[0] && store_enter(store_top(h->store), h->job->spec.target.name.p, &dir) == OK &&
-		   checkpoint_manifest(dir, MANIFEST_NAME, &m) == OK && m && strcmp(m->job, h->leader_job) == 0;
+	if (store_enter(store_top(h->store), h->job->spec.target.name.p, &dir) ||
+	    checkpoint_manifest(dir, MANIFEST_NAME, &m) || !m)
+		return false;
+	if (h->leader_job[0])
+		return strcmp(m->job, h->leader_job) == 0;
+	bool yes = false;
+	for (uint64_t i = 0; i < m->hosts.n; i++)
+		yes = yes || str_eq(m->hosts.v[i], h->spec->id);
 	return yes;
 }
 
@@ -262,8 +268,10 @@ static FALLIBLE enum err await_leader(struct hosts *h)
 bool hosts_written(const struct hosts *h)
 {
 	struct hosts_view v;
-	bool there = !h->leads && look(h, &v) == OK;
 
+	if (h->is_committed)
+		return true;
+	bool there = !h->leads && look(h, &v) == OK;
 	there = there && has(&v, "part", h->index);
 	if (!h->leads)
 		view_free(&v);
@@ -272,8 +280,10 @@ bool hosts_written(const struct hosts *h)
 
 enum err hosts_await_again(struct hosts *h)
 {
-	TRY(hosts_read_leader(h));
-	TRY(await_leader(h));
+	if (!h->is_committed) {
+		TRY(hosts_read_leader(h));
+		TRY(await_leader(h));
+	}
 	h->job->result = json_pack("{s:o, s:b}", "checkpoint", ref_doc(&h->job->spec.target), "recovered", true);
 	return h->job->result ? OK : ERR(NO_MEMORY, "no memory for the result");
 }
@@ -323,7 +333,8 @@ static FALLIBLE enum err read_spec(struct hosts *h)
 	return read_ranks(h);
 }
 
-/* The leader makes it; the one who comes first waits. */
+/* The leader makes it; a host that comes first waits. A host whose first attempt broke off may come when all is over: the leader removes
+ * the place behind its commit. */
 static FALLIBLE enum err find_place(struct hosts *h)
 {
 	int64_t until = h->began_ms + h->timeout_ms * (h->job->attempt > 1 ? 1 : JOIN_TIMEOUTS);
@@ -332,6 +343,11 @@ static FALLIBLE enum err find_place(struct hosts *h)
 		enum err e = store_enter(store_top(h->store), h->path, &h->dir);
 		if (!e || e != ERR_NOT_FOUND)
 			return e;
+		h->is_committed = h->job->attempt > 1 && committed(h);
+		if (h->is_committed) {
+			err_clear();
+			return OK;
+		}
 		if (clock_mono_ms() > until)
 			return ERR(PEER_TIMEOUT, "host %s, which leads, did not begin the save within %jd s, or gave it up",
 				   hosts_name(h, 0), (intmax_t)((clock_mono_ms() - h->began_ms) / 1000));
@@ -344,6 +360,8 @@ static FALLIBLE enum err meet(struct hosts *h)
 	TRY(read_spec(h));
 	TRY(job_state(h->job, "planning", "waiting for the other hosts", NULL, 0));
 	TRY(h->leads ? h->store->ops->make(store_top(h->store), h->path, &h->dir) : find_place(h)); /* ours: of an earlier attempt, too */
+	if (h->is_committed)
+		return OK;
 	for (uint32_t k = 0; k < h->count; k++) /* one who gave up before we came, or came again */
 		if (k != h->index)
 			TRY(read_end(h, k));

@@ -24,7 +24,7 @@ struct hosts {
 	bool *local;
 	struct hosts_seen *seen;       /* per host */
 	char leader_job[64];
-	bool leads, met;
+	bool leads, met, is_committed; /* the last: by the leader, before this attempt met anyone */
 	struct rank_segments whole;    /* the world's, for input.state_dict */
 	/* the beat */
 	pthread_t beater;
