@@ -1,6 +1,7 @@
 /* device_image.c: see device_image.h. */
 #include "server/device_image.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -59,11 +60,28 @@ static void emit(const struct device_image *i, const char *what)
 			      (json_int_t)i->rank, "device", i->device));
 }
 
+static void *close_fd(void *fd)
+{
+	close((int)(intptr_t)fd);
+	return NULL;
+}
+
+/* The last reference to a GPU's memory: freeing gigabytes takes the driver its time, and one that hangs does not return. */
+static void let_go(struct device_image *i)
+{
+	pthread_t thread;
+
+	if (i->fd >= 0 && pthread_create(&thread, NULL, close_fd, (void *)(intptr_t)i->fd) == 0)
+		pthread_detach(thread);
+	else if (i->fd >= 0)
+		close(i->fd);
+	i->fd = -1;
+}
+
 static void free_image(struct device_image *i)
 {
 	list_remove(&i->all->first, i);
-	if (i->fd >= 0)
-		close(i->fd);
+	let_go(i);
 	mem_free(i->state_dict);
 	mem_free(i->segment);
 	mem_free(i);
@@ -94,9 +112,7 @@ static void remove_image(struct device_image *i)
 static void drop(struct device_image *i)
 {
 	set_state(i, IMAGE_DROPPED);
-	if (i->fd >= 0)
-		close(i->fd);
-	i->fd = -1;
+	let_go(i);
 	if (!i->attached)
 		remove_image(i);
 }
@@ -134,8 +150,7 @@ static void on_holder_ended(void *user, const char *device)
 	for (struct device_image *i = d->first; i; i = i->next) {
 		if (i->state != IMAGE_KEPT || strcmp(i->device, device) != 0)
 			continue;
-		close(i->fd);
-		i->fd = -1;
+		let_go(i);
 		snprintf(i->problem, sizeof i->problem, "the worker that held it has ended: %.200s", info.text);
 		set_state(i, IMAGE_LOST);
 	}
@@ -235,32 +250,12 @@ static bool is_same_place(const struct device_image *a, const struct device_imag
 	return a->rank == b->rank && a->uid == b->uid && strcmp(a->device, b->device) == 0 && strcmp(a->state_dict, b->state_dict) == 0;
 }
 
-/* The rank's others on this GPU: older ones, and what was lost. */
+/* The rank's others on this GPU: of other generations, also of another state dict of the name, and what was lost. */
 static void supersede(struct device_image *by)
 {
 	list_each(i, by->all->first)
 		if (i != by && (i->state == IMAGE_KEPT || i->state == IMAGE_LOST) && is_same_place(i, by))
 			drop(i);
-}
-
-static void on_made(void *user, enum err e, const json_t *ok, int *fd)
-{
-	struct device_image *i = user;
-
-	if (!e && *fd < 0)
-		e = ERR(PROTOCOL, "a holder has made a device image without a descriptor");
-	if (e) {
-		tell(i, e);
-		remove_image(i);
-		return;
-	}
-	i->fd = *fd;
-	*fd = -1;
-	i->bytes = (uint64_t)json_integer_value(json_object_get(ok, "allocated"));
-	i->idle_since_ms = clock_mono_ms();
-	set_state(i, IMAGE_KEPT);
-	supersede(i);
-	tell(i, OK);
 }
 
 /* Bytes that an image takes on the GPU. */
@@ -281,6 +276,29 @@ static FALLIBLE enum err check_room(const struct device_images *d, const char *d
 		return OK;
 	return ERR(DEVICE_FULL, "device images on GPU %s have %ju bytes; with %ju more they are beyond device-limit, %ju: drop some "
 		   "(dcpctl kept shows them), or raise it", device, (uintmax_t)used, (uintmax_t)bytes, (uintmax_t)limit);
+}
+
+static void on_made(void *user, enum err e, const json_t *ok, int *fd)
+{
+	struct device_image *i = user;
+
+	if (!e && *fd < 0)
+		e = ERR(PROTOCOL, "a holder has made a device image without a descriptor");
+	uint64_t allocated = e ? 0 : (uint64_t)json_integer_value(json_object_get(ok, "allocated"));
+	if (!e && allocated > i->bytes) /* the driver allocates in larger steps */
+		e = check_room(i->all, i->device, allocated - i->bytes);
+	if (e) {
+		tell(i, e);
+		remove_image(i);
+		return;
+	}
+	i->fd = *fd;
+	*fd = -1;
+	i->bytes = allocated;
+	i->idle_since_ms = clock_mono_ms();
+	set_state(i, IMAGE_KEPT);
+	supersede(i);
+	tell(i, OK);
 }
 
 static FALLIBLE enum err new_image(struct device_images *d, const struct device_image_request *rq, const struct state_dict_use *use,

@@ -7,9 +7,9 @@
  * The memory is a VMM allocation, which has no owner but its references: the descriptor here, and the mappings of those who were given
  * one. So it outlives every engine. A legacy IPC handle is good only while its exporter lives; none is taken or made here.
  *
- * An image is one rank's generation on one GPU. A newer generation of the same rank, once it is whole, supersedes the image. While an
- * engine has it (a connection that was given the descriptor is open) it stays; without one it goes after its time. Nothing is in the
- * journal: the memory ends with the daemon, whose host tier, the sealed state dict in shared memory, does not. */
+ * An image is one rank's generation on one GPU. The next generation of the same rank that is kept, once it is whole, supersedes the
+ * image. While an engine has it (a connection that was given the descriptor is open) it stays; without one it goes after its time. Nothing
+ * is in the journal: the memory ends with the daemon, whose host tier, the sealed state dict in shared memory, does not. */
 #pragma once
 #include "base/buf.h"
 #include "server/loop.h"
