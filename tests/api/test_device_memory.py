@@ -25,10 +25,12 @@ PAGE = lib.PAGE
 DATA = bytes(i * 7 % 251 for i in range(3 * PAGE + 100))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def trainer():
     assert fake_gpu.FAKE.exists(), "not built (make tools)"
-    return fake_gpu.Trainer()
+    trainer = fake_gpu.Trainer()
+    yield trainer
+    trainer.let_go()
 
 
 def known(d):

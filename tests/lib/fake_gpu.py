@@ -24,7 +24,7 @@ class Trainer:
         self("cuInit", 0)
         self("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
         self("cuCtxSetCurrent", context)
-        self.kept = []
+        self.held = []  # the calls that let go of each allocation
 
     def __call__(self, name, *args):
         r = getattr(self.cuda, name)(*args)
@@ -40,6 +40,7 @@ class Trainer:
         """cuMemAlloc with these bytes: its address, and the allocation as a request names it."""
         p, handle = ctypes.c_uint64(), (ctypes.c_char * 64)()
         self("cuMemAlloc_v2", ctypes.byref(p), ctypes.c_size_t(len(data)))
+        self.held.append([("cuMemFree_v2", p)])
         self.fill(p.value, data)
         self("cuIpcGetMemHandle", ctypes.byref(handle), p)
         return p.value, {"handle": base64.b64encode(handle.raw).decode(), "bytes": len(data)}
@@ -54,6 +55,7 @@ class Trainer:
         self("cuMemMap", p, ctypes.c_size_t(n), ctypes.c_size_t(0), a, ctypes.c_uint64(0))
         self("cuMemSetAccess", p, ctypes.c_size_t(n), access, ctypes.c_size_t(1))
         self("cuMemRelease", a)
+        self.held.append([("cuMemUnmap", p, ctypes.c_size_t(n)), ("cuMemAddressFree", p, ctypes.c_size_t(n))])
         self.fill(p.value, data)
         if not shareable:
             return p.value, None, n
@@ -61,7 +63,6 @@ class Trainer:
         self("cuMemExportToShareableHandle", ctypes.byref(fd), a, 1, ctypes.c_uint64(0))
         self("cuMemRelease", a)
         return p.value, fd.value, n
-
 
     def map(self, fd, n):
         """The memory of a descriptor, read-only, as an engine maps a device image: its address. Takes the descriptor."""
@@ -73,6 +74,12 @@ class Trainer:
         self("cuMemSetAccess", p, ctypes.c_size_t(n), access, ctypes.c_size_t(1))
         self("cuMemRelease", a)
         return p.value
+
+    def let_go(self):
+        """Of all the memory that it has made: the fake has 1 GiB for a whole run of tests."""
+        while self.held:
+            for call in self.held.pop():
+                self(*call)
 
 
 class Descriptors:
