@@ -78,7 +78,7 @@ struct question {
 	uint64_t number;
 	uint64_t needs;                    /* room for its answer; 0: it comes without a memfd */
 	uint64_t room;                     /* taken for it, while a worker has it */
-	bool again;                        /* its first worker died, and it was asked once more */
+	uint32_t lost;                     /* workers that died with it */
 	struct loop_timer *deadline;       /* while it waits */
 };
 
@@ -430,6 +430,7 @@ static void note_soiled(const struct question *q)
 		st->sweep_due = true;
 }
 
+/* All of a pool's workers may have died before the daemon notices. Where the one after them dies too, the question kills. */
 static void on_ended(struct worker *w, enum err e)
 {
 	struct lookup_worker *lw = w->owner;
@@ -439,8 +440,7 @@ static void on_ended(struct worker *w, enum err e)
 
 	lw->question = NULL;
 	forget_worker(lw);
-	if (q && !q->again && !is_done_once(q)) {
-		q->again = true;
+	if (q && q->lost++ < WORKERS_MAX && !is_done_once(q)) {
 		put_back(q);
 		pump(p);
 	} else if (q) {

@@ -2,8 +2,10 @@
 #include "lib/t_trained.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "server/events.h"
@@ -15,7 +17,7 @@
 
 static int setup_stalls(void **state)
 {
-	static const char *const options[] = { "--stall-after", "300ms", "--stall-deadline", "9s", NULL };
+	static const char *const options[] = { "--stall-after", "300ms", NULL };
 
 	(void)state;
 	return t_server_train(&t, options);
@@ -433,6 +435,7 @@ static void test_stall(void **state)
 	T_OK(storage_find(t.s->storages, STR("other"), &st));
 	assert_int_equal(st->state, STORAGE_OK);
 	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
+	t.config->stall_deadline_ms = 2000;
 	t_job(&t, "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'other','name':'h'},'labels':{'fake':'hang'}}",
 	      hung);
 	assert_int_equal(t_job_end(&t, hung), JOB_FAILED);
@@ -736,6 +739,63 @@ static void test_lookups_and_workers(void **state)
 	buf_free(&text);
 }
 
+/* Of those workers for look-ups that are in this state. */
+static int signal_lookup_workers(const char *in, int signal)
+{
+	struct buf text = BUF_INIT(1 << 20);
+	json_error_t error;
+	siginfo_t gone;
+	const json_t *w;
+	int n = 0;
+	size_t i;
+
+	T_OK(worker_put_page(t.s->workers, 1000, UINT64_MAX, &text));
+	json_t *page = json_loadb((char *)text.p, text.len, 0, &error);
+	json_array_foreach(json_object_get(page, "workers"), i, w) {
+		pid_t pid = (pid_t)json_integer_value(json_object_get(w, "pid"));
+		if (strcmp(json_string_value(json_object_get(w, "role")), "lookup") != 0 ||
+		    strcmp(json_string_value(json_object_get(w, "state")), in) != 0)
+			continue;
+		assert_int_equal(kill(pid, signal), 0);
+		if (signal == SIGKILL)
+			assert_int_equal(waitid(P_PID, (id_t)pid, &gone, WEXITED | WNOWAIT), 0);
+		n++;
+	}
+	json_decref(page);
+	buf_free(&text);
+	return n;
+}
+
+static void ask_tensors(struct t_answer *a)
+{
+	*a = (struct t_answer){ 0 };
+	state_dict_ask(t.s->state_dicts, &t.me, STR("train"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, a);
+}
+
+static void assert_answered(struct t_answer *a)
+{
+	t_server_until(&t, &a->called);
+	T_OK(a->e);
+	json_decref(a->doc);
+}
+
+/* Both workers of a pool die before the daemon knows of either: who asks meanwhile does not hear of it. */
+static void test_lookups_when_all_workers_die(void **state)
+{
+	static struct t_answer a, b; /* a question may outlive a test that fails */
+
+	(void)state;
+	ask_tensors(&a);
+	ask_tensors(&b);
+	assert_answered(&a);
+	assert_answered(&b);
+	assert_true(signal_lookup_workers("idle", SIGSTOP) > 1);
+	ask_tensors(&a);
+	T_UNTIL(&t, signal_lookup_workers("busy", SIGKILL) == 1);
+	assert_true(signal_lookup_workers("idle", SIGKILL) > 0);
+	assert_answered(&a);
+}
+
 /* A worker of another build is refused, and says why. */
 static void test_other_build(void **state)
 {
@@ -762,7 +822,8 @@ int main(void)
 		T(test_restart),  T(test_drain),    T(test_dry_run),	     T(test_cancel_waiting_and_lanes),
 		T(test_two_parts_run_side_by_side),
 		T(test_list),	  T(test_delete),   T(test_events),	     T(test_load_makes_state_dict),
-		T(test_idempotency), T(test_lookups_and_workers), T(test_other_build),
+		T(test_idempotency), T(test_lookups_and_workers), T(test_lookups_when_all_workers_die),
+		T(test_other_build),
 	};
 
 	return cmocka_run_group_tests_name("job", tests, NULL, NULL);
