@@ -6,7 +6,7 @@
 #   FUZZ=1 CC=clang              libFuzzer's instrumentation, ASan, UBSan and fault points: what check-san and fuzz build
 #   DCPD_RETRY=1                 a test that fails is run once more, and listed as flaky if it passes then
 #   LONG=1                       make check runs the tests marked `long` too
-#   SETS=N                       make check runs N sets of tests at a time (all)
+#   SETS=N                       make check runs N sets of tests at a time (6)
 #   PURE=1 IMAGE=NAME            make wheel: Python alone; make sbom: of an image too
 #   JOBS=N T=WORD KEEP=1 REQUESTS=N PREFIX=/usr/local DESTDIR= FUZZ_SECONDS=60 SAN_SECONDS=5 DCPD_TEST_VENV=DIR
 
@@ -333,8 +333,8 @@ QUICK = -m 'not slow$(if $(LONG),, and not long)'
 # Where the disk matters (the worker by itself, faults, sizes of blocks, the page cache) sets have their files there, like the unit tests;
 # the others have them in memory: see tests/retry.sh.
 ON_DISK := worker fault torch1 package3 api3 api4
-STREAMS := cluster s3 page torch1 torch2 package1 package2 package3 worker fault api1 api2 api3 api4 api5
-SETS ?= 19
+STREAMS := torch1 torch2 package1 package2 s3 cluster package3 worker api5 api3 api2 api1 api4 fault page
+SETS ?= 6
 # Tests of the API that need PyTorch are where it is imported anyhow.
 API_TORCH := $(wildcard $(patsubst %,tests/api/test_%.py,checkpoint_input holds locate replicate trust))
 # One object storage for all that is asked of one.
@@ -356,12 +356,12 @@ STREAM_package2 := $(wildcard tests/python/test_[m-z]*.py)
 STREAM_package3 := $(filter-out $(STREAM_package1) $(STREAM_package2),$(wildcard tests/python/test_*.py))
 
 .PHONY: check
-check: ## what a change must pass: installs, builds, runs (about five minutes on 2 cores once built; LONG=1 for more)
+check: ## what a change must pass: installs, builds, runs (six to eight minutes on 2 cores once built; LONG=1 for more)
 	$(Q)$(MAKE) --no-print-directory deps deps-test
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all tools $(UNIT)
 	@mkdir -p $(dir $(FAILED)); rm -f $(FLAKY) $(FAILED)
 	@echo 'Tests, side by side: $(STREAMS) tidy units. Each shows what came of it when it has ended.'
-	$(Q)$(MAKE) --no-print-directory -k -O -j$(SETS) $(STREAMS:%=check-stream-%) check-tidy check-units check-abi; $(summary)
+	$(Q)$(MAKE) --no-print-directory -k -O -j$(SETS) check-units $(STREAMS:%=check-stream-%) check-tidy check-abi; $(summary)
 
 .PHONY: check-tidy $(STREAMS:%=check-stream-%)
 check-tidy: ; $(Q)$(MAKE) --no-print-directory tidy || { echo tidy >>$(FAILED); exit 1; }

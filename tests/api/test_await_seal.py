@@ -224,6 +224,7 @@ def test_checked(d):
     assert d.api.wait(submit(d, sd, await_seal=False))["state"] == "succeeded"
 
 
+@pytest.mark.long
 def test_lease_of_a_rank_is_over(spawn):
     d = spawn()
     d.create("t", world=2, lease_seconds=lib.PATIENCE)
@@ -251,6 +252,7 @@ def test_trainer_dead_after_its_seals_is_saved_once(spawn):
     assert (d.storages["main"] / "by-job").exists() and not (d.storages["main"] / "by-wish-7").exists()
 
 
+@pytest.mark.long
 def test_trainer_dead_before_its_last_seal(spawn):
     d = spawn()
     d.create("t", world=2, lease_seconds=lib.PATIENCE, on_owner_death={"save": {"storage": "main", "name": "by-wish-{generation}"}})
@@ -291,6 +293,7 @@ def test_restart_after_the_last_seal(spawn):
     lib.wait_for(lambda: not d.leaks(), 10, "nothing left behind")
 
 
+@pytest.mark.long
 def test_restart_and_the_trainer_is_gone(spawn):
     d = spawn()
     d.create("t", world=2, lease_seconds=lib.PATIENCE)

@@ -74,6 +74,7 @@ def test_leases_of_dead_trainers_end(hosts):
         lib.wait_for(h.is_gone, 6, f"{h.name}: what it had sealed is kept for its time, no longer")
 
 
+@pytest.mark.long
 def test_orphans_are_kept_for_their_time_over_a_restart(hosts):
     all_hosts = hosts("--keep-sealed", "6s")
     for h in all_hosts:
@@ -90,6 +91,7 @@ def test_orphans_are_kept_for_their_time_over_a_restart(hosts):
         lib.wait_for(h.is_gone, 10, f"{h.name}: dropped in the end")
 
 
+@pytest.mark.long
 def test_trainers_are_not_silent_while_the_daemon_cannot_hear_them(spawn):
     d = spawn()
     d.create("train", lease_seconds=5)
@@ -101,6 +103,7 @@ def test_trainers_are_not_silent_while_the_daemon_cannot_hear_them(spawn):
     assert lib.segment_file(segment).exists()
 
 
+@pytest.mark.long
 def test_jobs_that_are_frozen_with_the_daemon_have_not_stalled(spawn):
     """As `docker pause` does, or a virtual machine that is moved: nobody ran, so nobody was silent."""
     d = spawn(args=("--stall-after", "1s", "--stall-deadline", "3s"))
@@ -118,6 +121,7 @@ def test_jobs_that_are_frozen_with_the_daemon_have_not_stalled(spawn):
     assert end["state"] == "succeeded", end["error"]
 
 
+@pytest.mark.long
 def test_adhoc_storages_keep_their_lease(hosts, tmp_path):
     all_hosts = hosts()
     names = lambda h: {s["name"] for s in h.d.api.get("/v1/storages").ok(200)["storages"]}  # noqa: E731
@@ -131,6 +135,7 @@ def test_adhoc_storages_keep_their_lease(hosts, tmp_path):
         lib.wait_for(lambda h=h: "adhoc" not in names(h), 10, f"{h.name}: its lease ends")
 
 
+@pytest.mark.long
 def test_storages_are_probed_again(hosts):
     all_hosts = hosts()
     shown = lambda h: h.d.api.get("/v1/storages").ok(200)["storages"][0]  # noqa: E731

@@ -256,6 +256,7 @@ def test_what_is_no_etcd_is_said(cluster, spawn):
     assert "etcd at" in a.warnings() or "no etcd" in a.warnings(), a.warnings()
 
 
+@pytest.mark.long
 def test_a_user_who_may_only_read(cluster, own, tmp_path):
     code = lambda s: base64.b64encode(s.encode()).decode()
     own.ask("auth/user/add", {"name": "root", "password": "r"})
@@ -285,6 +286,7 @@ def test_a_user_who_may_only_read(cluster, own, tmp_path):
     a.sees(a="joined")
 
 
+@pytest.mark.long
 def test_a_token_of_before_a_change_of_users(cluster, tmp_path):
     """A JWT says of which revision of etcd's users it is: etcd refuses it behind any change of them."""
     key, public = tmp_path / "jwt.key", tmp_path / "jwt.pub"

@@ -46,6 +46,7 @@ def test_events_come_as_they_happen(pair):
         assert s.states()[-1] == "cancelled" and len(set(s.ids())) == len(s.ids())
 
 
+@pytest.mark.long
 def test_the_stream_ends_if_the_owner_dies_and_nobody_takes_its_job(pair, server, tmp_path):  # noqa: F811
     a, b = pair
     job, done = held_job(a, "held")["id"], save(a, "run/step-1")["id"]

@@ -28,6 +28,7 @@ def at_work(cluster):  # noqa: F811
     return a, job
 
 
+@pytest.mark.long
 def test_foreign_keys_stop_no_take_over(pair, server, tmp_path):  # noqa: F811
     a, b = pair
     big(a, "src")
@@ -46,6 +47,7 @@ def test_foreign_keys_stop_no_take_over(pair, server, tmp_path):  # noqa: F811
     save(a, "after")
 
 
+@pytest.mark.long
 def test_own_keys_that_are_none_do_not_hold_jobs_up(cluster, server, tmp_path):  # noqa: F811
     a, job = at_work(cluster)
     for i in range(501):  # more than a page, behind the job's
@@ -56,6 +58,7 @@ def test_own_keys_that_are_none_do_not_hold_jobs_up(cluster, server, tmp_path): 
     assert a.api.wait(job, 60)["state"] == "succeeded"
 
 
+@pytest.mark.long
 def test_a_new_state_directory_of_a_name_is_the_next_owner(cluster, server, tmp_path):  # noqa: F811
     a, job = at_work(cluster)
     a.kill()

@@ -178,6 +178,7 @@ def is_asked_first(path):
     return "bytes=0-7" in path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lie", [pytest.param(k, marks=() if i in (0, 1, 4, 6) else pytest.mark.long) for i, k in enumerate(LIES)])
 def test_what_a_node_says_wrong_is_an_error_and_never_data(evil, lie):
     proxy, a, b, sd = evil

@@ -88,6 +88,7 @@ def test_the_list_has_the_jobs_of_all_nodes(pair):
     assert "node_away" not in a.api.get(f"/v1/jobs/{ids[1]}").ok(200)
 
 
+@pytest.mark.long
 def test_a_node_that_will_not_come_back_is_forgotten(pair):
     a, b = pair
     done, waits = save(b, "run/step-1")["id"], held_job(b, "held")["id"]
@@ -107,6 +108,7 @@ def test_a_node_that_will_not_come_back_is_forgotten(pair):
     assert a.api.get(f"/v1/jobs/{waits}").ok(200)["node"] == "b"
 
 
+@pytest.mark.long
 def test_work_for_a_drained_node_is_done_by_another(pair):
     a, b = pair
     save(a, "run/step-1")
@@ -169,6 +171,7 @@ def told(server, at, ids):
                  "etcd has their ends")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_ends_that_etcd_did_not_hear_of_are_told_after_a_restart(cluster, server, tmp_path, end):  # noqa: F811
     """Of a job that no other node may take over nothing else in etcd says that it is unfinished."""
@@ -187,6 +190,7 @@ def test_ends_that_etcd_did_not_hear_of_are_told_after_a_restart(cluster, server
         line.close()
 
 
+@pytest.mark.long
 def test_records_of_jobs_are_pruned_and_those_that_have_not_ended_stay(cluster, server, tmp_path):  # noqa: F811
     """--keep-jobs is for those of all nodes together; what waits for a node stays until the node is forgotten."""
     at = f"/{tmp_path.name}/jobs/"

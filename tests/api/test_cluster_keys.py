@@ -1,6 +1,7 @@
 """An Idempotency-Key that several nodes of a cluster get makes one job."""
 import concurrent.futures
 
+import pytest
 from test_cluster import cluster, own, pair, server  # noqa: F401
 from test_cluster_jobs import save
 
@@ -17,6 +18,7 @@ def claims(server, tmp_path):  # noqa: F811
     return [k for k in server.keys(f"/{tmp_path.name}/") if "/keys/" in k]
 
 
+@pytest.mark.long
 def test_a_key_makes_one_job_whichever_nodes_get_it(pair, server, tmp_path):  # noqa: F811
     a, b = pair
     save(a, "run/step-1")
@@ -45,6 +47,7 @@ def test_a_key_makes_one_job_whichever_nodes_get_it(pair, server, tmp_path):  # 
     b.api.wait(send(b, "k2").ok(202)["id"])
 
 
+@pytest.mark.long
 def test_the_key_of_a_node_that_is_away(pair, server, tmp_path):  # noqa: F811
     a, b = pair
     save(b, "run/step-1")

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 
+import pytest
 from etcd_members import Line
 from host import WallClock
 from test_cluster import cluster, own, pair, server  # noqa: F401
@@ -59,6 +60,7 @@ def test_a_job_of_a_dead_node_is_taken_over(pair):
     assert [j["id"] for j in a.api.get("/v1/jobs").ok(200)["jobs"]].count(job) == 1
 
 
+@pytest.mark.long
 def test_what_needs_the_dead_nodes_memory_waits_for_it(pair):
     from test_cluster import held_job
     a, b = pair
@@ -107,6 +109,7 @@ def test_a_paused_owner_does_not_commit_what_another_node_has_taken(pair, tmp_pa
     b.api.run("verify", source={"storage": "main", "name": "dst"}, level="digest")
 
 
+@pytest.mark.long
 def test_which_job_came_later_is_not_told_by_nodes_clocks(cluster, server, tmp_path):  # noqa: F811
     """The owner dies with a job that replaces a checkpoint. Was that saved before the job was made, or instead of it?"""
     clock, where = WallClock(tmp_path / "clock"), {"storage": "main", "name": "dst"}
@@ -146,6 +149,7 @@ def test_which_job_came_later_is_not_told_by_nodes_clocks(cluster, server, tmp_p
     assert json.loads((tmp_path / "shared/dst/.dcpd.json").read_bytes())["job"] == later
 
 
+@pytest.mark.long
 def test_a_restarted_owner_asks_before_it_goes_on(pair, server, tmp_path):  # noqa: F811
     a, b = pair
     big(a, "src")
@@ -166,6 +170,7 @@ def test_a_restarted_owner_asks_before_it_goes_on(pair, server, tmp_path):  # no
     no_fence_stays(tmp_path)
 
 
+@pytest.mark.long
 def test_a_node_that_died_before_it_told_of_an_end_gives_way(cluster, server, tmp_path):  # noqa: F811
     """Its journal has the job's end, and nothing there says that etcd lacks it."""
     line = Line(server.url)
@@ -189,6 +194,7 @@ def test_a_node_that_died_before_it_told_of_an_end_gives_way(cluster, server, tm
         line.close()
 
 
+@pytest.mark.long
 def test_what_has_ended_here_is_not_run_again(pair, server, tmp_path):  # noqa: F811
     """Its end is told to etcd later than to clients: another node may have taken it over meanwhile, and died."""
     a, b = pair
@@ -207,6 +213,7 @@ def test_what_has_ended_here_is_not_run_again(pair, server, tmp_path):  # noqa: 
     assert not (tmp_path / "shared/dst").exists()
 
 
+@pytest.mark.long
 def test_a_job_of_a_newer_version_stays_where_it_is(pair, server, tmp_path):  # noqa: F811
     """What this version cannot read waits for its node, and stops none of the others."""
     a, b = pair
@@ -247,6 +254,7 @@ def test_a_job_that_goes_on_after_a_restart_is_no_ended_one(cluster):  # noqa: F
     assert a.api.wait(job)["state"] == "succeeded" and a.alive()
 
 
+@pytest.mark.long
 def test_an_end_that_etcd_never_heard_of_gives_way_when_its_record_has_left_memory(cluster, server, tmp_path):  # noqa: F811
     """As at a node that has many jobs: those that ended are read from the journal again."""
     line = Line(server.url)
@@ -273,6 +281,7 @@ def test_an_end_that_etcd_never_heard_of_gives_way_when_its_record_has_left_memo
         line.close()
 
 
+@pytest.mark.long
 def test_an_end_that_etcd_has_not_heard_of_is_not_pruned(cluster, server, tmp_path):  # noqa: F811
     """Else its record in etcd says for ever that it waits."""
     line = Line(server.url)

@@ -115,6 +115,7 @@ def test_nodes_of_two_versions_do_each_others_work(pair, training):  # noqa: F81
     all_there(training, a)
 
 
+@pytest.mark.long
 def test_nodes_of_two_protocols_work_side_by_side_and_say_so(pair, training):  # noqa: F811
     a, b = pair
     sd = lib.fresh()

@@ -57,6 +57,7 @@ def test_shm(tmp_path, size, state, rc):
         lacks(found["shm"], state, f"/dev/shm has {size[:-1]} MiB", "size")
 
 
+@pytest.mark.long
 def test_a_full_shm(tmp_path):
     fill = ("sh", "-c", 'fallocate -l 1900M /dev/shm/full && exec "$@"', "sh")
     lacks(doctor(tmp_path, under=(*with_shm("2g"), *fill))["shm"], "warn", "nearly full", "dcpctl ls shm:")

@@ -169,6 +169,7 @@ def test_a_job_waits_for_space_before_its_commit(running):
     d.drop("sd")
 
 
+@pytest.mark.long
 def test_a_job_is_carried_on_when_there_is_space(running):
     d, j, _ = running
     d.kill()

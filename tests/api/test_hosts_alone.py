@@ -38,6 +38,7 @@ def test_requests_that_cannot_be(d, hosts):
     assert d.api.post("/v1/jobs", save(d, lib.fresh(), **hosts)).status in (400, 422)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts, words", [({"ranks": [[0], [0]]}, "each once"), ({"ranks": [[0, 1], [2]]}, "hosts names 2"),
                                           ({}, "there did not begin"), ({"index": 1}, "here, which leads, did not begin")])
 def test_nobody_comes(d, hosts, words):

@@ -69,6 +69,7 @@ def test_another_save_of_the_name_is_told_from_it(two):
         assert load(d, "run/step-1", 11)["bytes_from_memory"] == 0
 
 
+@pytest.mark.long
 def test_copies_of_all_parts_in_one_nodes_memory(cluster):  # noqa: F811
     a, b, c = cluster("a", "b", "c", args=("--neighbour-memory", "64MiB"))
     d = cluster("d")

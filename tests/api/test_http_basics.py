@@ -229,6 +229,7 @@ def test_bodies_where_none_belongs(d, unix):
     refused(unix, body, 400, "invalid_request")
 
 
+@pytest.mark.long
 def test_slow_clients_are_cut(d, unix):
     """A byte now and then keeps a connection from being idle; the deadline ends it all the same. Others notice nothing."""
     def trickle(data, out):
@@ -296,6 +297,7 @@ def chunks(c):
         return body, False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", (b"1.1", b"1.0"))
 def test_a_client_that_reads_late_gets_every_event_once(spawn, version):
     """What its socket does not take waits, while others have theirs; then all comes, in order, and nothing of another event in between."""

@@ -200,6 +200,7 @@ def test_steps_stand_alone(run):
     run.d.api.run("verify", source={"storage": run.storage, "name": f"{run.name}/copied"}, level="digest")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["touched", "written", "cut", "gone", "manifest", "copied"])
 def test_a_parent_that_was_changed_by_hand_gives_nothing(run, how):
     run.save()

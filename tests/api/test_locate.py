@@ -209,6 +209,7 @@ def test_same_layout(d):
     assert b"".join(got) == data and len(a["reads"]) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stored,wanted", [(4, 2), (4, 8), (1, 4), (3, 4)])
 def test_other_rows(d, stored, wanted):
     c, data = big(d, stored)
@@ -396,6 +397,7 @@ SPOILED = ("checkpoint_incomplete", "format_pickle", "format_metadata", "format_
            "checkpoint_damaged", "digest_mismatch")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ours", [True, False])
 def test_spoiled_bytes(d, ours):
     """Whatever a byte is changed to: an answer that stays inside the files, or one clear problem; never the end of a worker."""

@@ -66,6 +66,7 @@ class Asked:
         return [f.result(600) for f in self.futures]
 
 
+@pytest.mark.long
 def test_a_save_does_not_wait_for_lists(slow):
     """Lists that take many seconds each occupy their own workers: a save is accepted and ends while all of them run."""
     d = slow("60s")
@@ -77,6 +78,7 @@ def test_a_save_does_not_wait_for_lists(slow):
     assert all(a.status == 200 for a in lists.answers())
 
 
+@pytest.mark.long
 def test_a_short_list_does_not_wait_for_long_ones(slow):
     """Lists of directories that are slow to read take turns: a short one is answered while three long ones go on. Those end whole."""
     d = slow("60s")
@@ -91,6 +93,7 @@ def test_a_short_list_does_not_wait_for_long_ones(slow):
         assert names(d, a.ok(200), "m") == [f"many/{i:03}/slow-{i}.pt" for i in range(60)]
 
 
+@pytest.mark.long
 def test_a_slow_list_is_no_stalled_storage(slow):
     """A list that takes several times the look-up deadline, in many short system calls, ends; the storage is `ok` all the time."""
     d = slow("1s")
@@ -133,6 +136,7 @@ def test_a_question_that_hangs_is_a_stalled_storage(slow):
     d.api.get("/v1/checkpoints/main/c/files").ok(200)
 
 
+@pytest.mark.long
 def test_equal_questions_are_asked_once(slow):
     """Twelve clients ask for the same files: those that come while the first are being answered get one answer together. An answer lists
     the directory twice, to see what it is and what it has."""

@@ -185,6 +185,7 @@ def test_dcpctl_says_what_came_from_memory(saved):
     saved.d.drop(target)
 
 
+@pytest.mark.long
 def test_a_dead_trainers_checkpoint_is_loaded_from_memory(spawn):
     d = spawn(args=("--keep-sealed", "8s"))
     s = Saved.__new__(Saved)

@@ -131,6 +131,7 @@ def test_process_metrics(d):
     assert abs(got["process_start_time_seconds", ""] - (boot + int(stat[19]) / ticks)) < 2
 
 
+@pytest.mark.long
 def test_queue_age(spawn):
     """A save that waits behind another for a while shows for how long; one that awaits its trainer's seal is in no queue."""
     d = spawn()
@@ -185,6 +186,7 @@ def test_bytes_of_each_storage(spawn):
     assert moved()["other", "read"] - copied["other", "read"] >= size, "look-ups count as well"
 
 
+@pytest.mark.long
 def test_a_storage_that_is_gone_has_no_series(d, tmp_path):
     name = lib.fresh()
     d.api.post("/v1/storages", {"name": name, "path": str(tmp_path), "lease_seconds": lib.PATIENCE}).ok(201, 200)

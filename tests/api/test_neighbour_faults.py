@@ -53,6 +53,7 @@ def strike(proxy, rank, act):
     return struck
 
 
+@pytest.mark.long
 def test_a_neighbour_that_dies_in_the_middle_of_a_restore_leaves_the_rest_to_the_storage(held, between):  # noqa: F811
     a, b, c, source = held
     a.kill()
@@ -61,6 +62,7 @@ def test_a_neighbour_that_dies_in_the_middle_of_a_restore_leaves_the_rest_to_the
     assert struck.is_set() and done["bytes_from_neighbours"] <= PART and done["read_bytes"] >= PART and done["unverified_bytes"] == 0, done
 
 
+@pytest.mark.long
 def test_a_neighbour_that_hangs_costs_a_restore_less_than_a_requests_whole_time(held, between):  # noqa: F811
     a, b, c, source = held
     a.kill()
@@ -76,6 +78,7 @@ def test_a_neighbour_that_hangs_costs_a_restore_less_than_a_requests_whole_time(
     assert asked and len(set(asked)) == len(asked), "none of its ranges is asked for again"
 
 
+@pytest.mark.long
 def test_a_neighbour_that_says_nothing_when_it_is_opened_costs_no_more(held, between):  # noqa: F811
     a, b, c, source = held
     a.kill()
@@ -103,6 +106,7 @@ def test_a_node_that_hangs_keeps_loads_of_what_the_storage_has_waiting_once_at_m
     assert len(done) == loads, "each has waited"
 
 
+@pytest.mark.long
 def test_a_restore_reads_headers_of_a_copy_and_has_none_of_its_bytes_hashed_first(held, between):  # noqa: F811
     """All digests of a large copy take its node longer than the restore."""
     a, b, c, source = held
@@ -113,6 +117,7 @@ def test_a_restore_reads_headers_of_a_copy_and_has_none_of_its_bytes_hashed_firs
     assert asked and all("of=headers" in path for path in asked), asked
 
 
+@pytest.mark.long
 def test_a_copy_waits_for_its_nodes_digests_as_long_as_they_are_being_computed(cluster, between):  # noqa: F811
     a, b = cluster("a", "b", args=BUDGET)
     a.sees(a="joined", b="joined")
@@ -159,6 +164,7 @@ def struck_while_copying(cluster, between, which):  # noqa: F811
     return a, b, proxy, job
 
 
+@pytest.mark.long
 def test_a_saver_that_dies_in_the_middle_of_a_copy_leaves_nothing_on_the_neighbour(cluster, between):  # noqa: F811
     a, b, _, _ = struck_while_copying(cluster, between, 0)
     ended = lambda: [j for j in b.api.get("/v1/jobs?filter=kind=load").ok(200)["jobs"] if j["state"] == "failed"]
@@ -167,6 +173,7 @@ def test_a_saver_that_dies_in_the_middle_of_a_copy_leaves_nothing_on_the_neighbo
     assert not [leak for leak in b.leaks() if "holds" in leak]
 
 
+@pytest.mark.long
 def test_a_neighbour_that_dies_in_the_middle_of_a_copy_has_it_whole_or_not(cluster, between):  # noqa: F811
     a, b, proxy, job = struck_while_copying(cluster, between, 1)
     proxy.change = lambda path, *answer: answer
@@ -178,6 +185,7 @@ def test_a_neighbour_that_dies_in_the_middle_of_a_copy_has_it_whole_or_not(clust
     assert not [leak for leak in b.leaks() if "holds" in leak]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", ["publisher", "subscriber"])
 def test_a_version_that_is_cut_off_by_a_death_comes_whole_afterwards(cluster, between, who):  # noqa: F811
     a, b = cluster("a", "b")

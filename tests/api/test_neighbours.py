@@ -87,6 +87,7 @@ def test_dcpctl_saves_with_neighbours(pair):
     assert "neighbours" in a.ctl("save", f"shm:{sd}", "main:run/step-2", "--neighbours", "17").stderr
 
 
+@pytest.mark.long
 def test_a_newer_step_takes_the_place_of_the_older_one_and_a_restart_keeps_it(pair):
     a, b = pair
     sd = lib.fresh()
@@ -117,6 +118,7 @@ def shared_memory(node):
     return int(re.search(r'^dcpd_neighbour_bytes\{state="used"\} (\d+)', node.api.get("/metrics").body.decode(), re.M)[1])
 
 
+@pytest.mark.long
 def test_the_segments_of_a_replaced_copy_serve_the_next_one(pair):
     """New pages cost as much as the bytes that come into them."""
     a, b = pair
@@ -196,6 +198,7 @@ def test_without_a_cluster_it_is_a_warning(d):
     d.drop(sd)
 
 
+@pytest.mark.long
 def test_a_replica_goes_after_its_time_and_with_its_node(cluster):
     a = cluster("a")
     b = cluster("b", args=(*BUDGET, "--neighbour-keep", "1s"))
@@ -213,6 +216,7 @@ def test_a_replica_goes_after_its_time_and_with_its_node(cluster):
     lib.wait_for(lambda: not replicas(c), 20, "its node is gone")
 
 
+@pytest.mark.long
 def test_a_neighbour_that_dies_is_a_warning(pair):
     a, b = pair
     b.kill()
@@ -239,7 +243,7 @@ def test_the_package_saves_with_neighbours(pair):
     assert held["replica"]["job"] == job["id"] and held["bytes"] >= state["w"].nbytes
 
 
-@pytest.mark.short("True")
+@pytest.mark.long
 @pytest.mark.parametrize("blocking", [True, False])
 def test_saves_that_pytorch_plans_are_copied(pair, blocking):
     """Each rank's snapshot is a part: it stands for nothing by itself, and a load of the checkpoint finds it."""
@@ -333,6 +337,7 @@ def test_a_copy_that_is_spoiled_or_gone_costs_nothing_but_the_reads(held):
     assert load(c, source)["bytes_from_neighbours"] == 0
 
 
+@pytest.mark.long
 def test_what_is_not_in_the_storage_comes_out_of_a_nodes_memory(held, tmp_path):
     """The host died before its save was durable."""
     a, b, c, source = held
@@ -352,6 +357,7 @@ def resumed(node, method="get"):
     return getattr(node.api, method)("/v1/runs/main/run:resume").ok(200)
 
 
+@pytest.mark.long
 def test_a_step_that_only_a_neighbour_has_is_what_a_training_goes_on_from(held, tmp_path):
     a, b, c, source = held
     a.put("train", large(7), generation=2, create=False)
@@ -375,6 +381,7 @@ def test_a_step_that_only_a_neighbour_has_is_what_a_training_goes_on_from(held, 
     assert resumed(b)["checkpoint"]["name"] == "run/step-2", "the run has nothing else"
 
 
+@pytest.mark.long
 def test_what_only_a_silent_node_may_have_is_not_said_to_be_nowhere(cluster, tmp_path):
     """A trainer that is told "none" begins anew."""
     a, b = cluster("a", "b", args=BUDGET, ttl="60s")
@@ -462,6 +469,7 @@ def paused(node):
         node.proc.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_a_neighbour_whose_load_stands_still_does_not_hold_the_trainers_slots(cluster):
     a = cluster("a", args=("--stall-after", "1s"))
     b = cluster("b", args=BUDGET)
@@ -476,6 +484,7 @@ def test_a_neighbour_whose_load_stands_still_does_not_hold_the_trainers_slots(cl
         a.put(sd, images(), generation=generation, create=False)
 
 
+@pytest.mark.long
 def test_a_copy_ends_when_its_node_is_away(pair):
     a, b = pair
     with paused(b):
@@ -506,6 +515,7 @@ def test_nothing_else_is_put_into_a_copy(held):
     b.api.post("/v1/jobs", {"kind": "load", "source": source, "target": {"state_dict": copy["name"]}}).problem("state_dict_exists")
 
 
+@pytest.mark.long
 def test_a_daemon_stops_while_a_load_asks_for_copies(pair, cluster):
     a, b = pair
     c = cluster("c", args=("--drain-timeout", "100ms"))

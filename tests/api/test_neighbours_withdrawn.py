@@ -54,6 +54,7 @@ def is_not_served(*nodes):
         assert node.api.get("/v1/runs/main/run:resume").status == 404
 
 
+@pytest.mark.long
 def test_the_copies_of_a_cancelled_save_go(trainer):
     a, b, sd = trainer
     with held_up(a):
@@ -77,6 +78,7 @@ def test_the_copies_of_a_failed_save_go(trainer, tmp_path):
     is_not_served(a, b)
 
 
+@pytest.mark.long
 def test_the_copies_of_a_save_whose_memory_was_lost_stay(trainer):
     """They are for that: the host comes back with nothing."""
     a, b, sd = trainer
@@ -95,6 +97,7 @@ def test_the_copies_of_a_save_whose_memory_was_lost_stay(trainer):
     assert load(a, SOURCE)["served_from"]["node"] == "b"
 
 
+@pytest.mark.long
 def test_a_copy_in_use_serves_its_deleted_checkpoint_no_more_and_goes_with_its_reader(trainer):
     a, b, sd = trainer
     job = settled(a, a.api.submit("save", source={"state_dict": sd}, target=SOURCE, options={"neighbours": 1}))
@@ -108,6 +111,7 @@ def test_a_copy_in_use_serves_its_deleted_checkpoint_no_more_and_goes_with_its_r
     lib.wait_for(lambda: not replicas(b), 30, "its reader has let go")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["paused", pytest.param("killed", marks=pytest.mark.long)])
 def test_a_node_that_was_away_hears_of_a_delete_when_it_is_back(trainer, how):
     a, b, sd = trainer
@@ -126,6 +130,7 @@ def test_a_node_that_was_away_hears_of_a_delete_when_it_is_back(trainer, how):
     is_not_served(a, b)
 
 
+@pytest.mark.long
 def test_a_node_that_does_not_answer_for_a_while_hears_of_a_delete(trainer):
     """Its lease is not over: it is told again and again."""
     a, b, sd = trainer
@@ -137,6 +142,7 @@ def test_a_node_that_does_not_answer_for_a_while_hears_of_a_delete(trainer):
     is_not_served(a, b)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.long)])
 def test_a_node_hears_of_a_delete_whose_daemon_ended_before_it_was_heard(trainer, end):
     """The next daemon tells it."""
@@ -163,6 +169,7 @@ def test_the_copies_of_a_replaced_checkpoint_go(trainer, tmp_path):
     is_not_served(a, b)
 
 
+@pytest.mark.long
 def test_the_copies_of_a_save_that_only_tried_do_not_take_others_along(trainer):
     a, b, sd = trainer
     settled(a, a.api.submit("save", source={"state_dict": sd}, target=SOURCE, options={"neighbours": 1}))

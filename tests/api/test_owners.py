@@ -140,6 +140,7 @@ def test_what_dcpd_did_not_write_is_its_directorys_owners(d, golden_root):
     assert by(ALICE, remove, d, "alices") == "succeeded"
 
 
+@pytest.mark.long
 def test_a_policy_that_two_put_at_once():
     """Alice's waits for the list of what it matches; root's, of the same name, is kept meanwhile and stays."""
     with users.reachable_folder() as home, ThreadPoolExecutor(1) as pool:

@@ -148,6 +148,7 @@ def test_deltas_keep_their_bases(h):
     h.drop("p")
 
 
+@pytest.mark.long
 def test_a_delta_that_is_made_while_policies_are_looked_at(spawn):
     """The list of main has been read when the delta comes; that of the other storage takes its time."""
     h = Host(spawn(("main", "slow"), env=SLOW_FILES))
@@ -165,6 +166,7 @@ def test_a_delta_that_is_made_while_policies_are_looked_at(spawn):
     assert {k["name"]: k["why"] for k in h.preview("p").ok(200)["keep"]}[f"{run}/step-100"] == ["base_of_kept"]
 
 
+@pytest.mark.long
 def test_a_delta_that_comes_back_while_policies_are_looked_at(spawn):
     """The list of main, without it, has been read by then."""
     h = Host(spawn(("main", "slow"), env=SLOW_FILES))
@@ -183,6 +185,7 @@ def test_a_delta_that_comes_back_while_policies_are_looked_at(spawn):
     h.settles(run, [100, 300])
 
 
+@pytest.mark.long
 def test_what_a_verify_finds_while_policies_are_looked_at(spawn):
     """By the list of main that was read before, the first three checkpoints go; then one proves whole, and the newest one damaged."""
     h = Host(spawn(("main", "slow"), env=SLOW_FILES))

@@ -253,6 +253,7 @@ def test_daemon_killed_and_started_again(spawn, names):
     arrives(d, sub, 2, 3)
 
 
+@pytest.mark.long
 def test_a_dead_subscriber_is_dropped_and_the_publication_goes_on(spawn, names):
     d = spawn()
     pub, sub = names

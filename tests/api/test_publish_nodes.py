@@ -35,6 +35,7 @@ def holds(d, sub, w, width=1024, item=4):
         assert image.entries["w"][2] == b"".join(r[rank * row // 2 : (rank + 1) * row // 2] for r in rows)
 
 
+@pytest.mark.long
 def test_only_blocks_that_changed_come_over_the_network(pair):
     a, b = pair
     pub, sub = lib.fresh("policy"), lib.fresh("serve")
@@ -136,6 +137,7 @@ class Stalled:
         return body
 
 
+@pytest.mark.long
 def test_versions_arrive_on_another_node_and_the_publisher_sees_who_has_them(pair):
     a, b = pair
     pub, sub = lib.fresh("policy"), lib.fresh("serve")
@@ -186,6 +188,7 @@ def test_what_a_subscriber_on_another_node_spoils_is_mended(pair):
             assert image.entries["w"][2] == columns(rank, 2, 1.0) and image.entries["b"][2] == f32([0.0] * 4)
 
 
+@pytest.mark.long
 def test_a_publishers_node_that_dies_ends_the_waits_of_its_subscribers(cluster):
     a, b = cluster("a", "b", args=["--cluster-ttl", "2s"])
     b.sees(a="joined", b="joined")

@@ -199,6 +199,7 @@ def slow(d, size=96 * MB):
     return name, job
 
 
+@pytest.mark.long
 def test_a_source_that_changes_leaves_no_copy(d):
     name, job = slow(d)
     (d.storages["main"] / name / "late.txt").write_text("")
@@ -215,6 +216,7 @@ def test_killed_worker(d):
     assert same(d, name)
 
 
+@pytest.mark.long
 def test_killed_daemon(spawn):
     d = spawn(("main", "other"))
     name, job = slow(d)

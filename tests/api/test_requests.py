@@ -192,6 +192,7 @@ def test_tcp_needs_the_token(d):
     assert d.state.joinpath("token").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.long
 def test_clients_that_go_away(d):
     """Half a request, a long-poll, a stream: the descriptors come back."""
     job = d.api.wait(d.api.submit("verify", source=Crafted(d.storages["main"]).ref, level="structure"))

@@ -210,6 +210,7 @@ def test_a_state_dir_of_someone_else(tmp_path):
     assert r.returncode != 0 and r.stderr.strip()
 
 
+@pytest.mark.long
 def test_what_an_idle_gang_was_removing_is_swept(spawn):
     d = spawn(args=["--gang-idle", "1s"])  # a save's old checkpoint is removed for longer, and the save is over by then
     sd = big(d, 256)

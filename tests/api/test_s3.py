@@ -33,6 +33,7 @@ def d(tmp_path_factory, s3_server):
     d.discard()
 
 
+@pytest.mark.long
 def test_libcurl_is_opened_for_object_storage_alone(d, tmp_path):
     """It brings 28 libraries along: nearly half of a worker's start."""
     def have_it(daemon):
@@ -137,6 +138,7 @@ def test_reads(d):
     assert d.api.run("diff", a=ref("s3", name), b=ref("main", back))["result"]["equal"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [{"world_size": 3}, {"format": "torch"}, {"format": "safetensors", "file": True},
                                   {"format": "safetensors", "max_file_bytes": 4000}])
 def test_reshard_onto_it(d, form):
@@ -150,6 +152,7 @@ def test_reshard_onto_it(d, form):
     assert name not in names(d)
 
 
+@pytest.mark.long
 def test_what_lies_there_is_what_was_saved(d, s3):
     """Objects of nothing but the checkpoint are left."""
     name, images = saved(d, f"flat/{lib.fresh()}")
@@ -242,6 +245,7 @@ def test_copy_of_what_was_saved_there(d, s3):
     assert len(s3.keys(second)) == 4 and data and not data & set(s3.keys(second))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong, code, words", [
     ("keys", "forbidden", "SignatureDoesNotMatch"), ("user", "forbidden", "InvalidAccessKeyId"), ("bucket", "storage_gone", "NoSuchBucket"),
     ("port", "storage_gone", "")])
@@ -286,6 +290,7 @@ def test_two_writers_of_one_name(d, s3):
     lib.wait_for(lambda: len(s3.keys(name)) == 4, 10, "the objects of one attempt")
 
 
+@pytest.mark.long
 def test_daemons_on_one_bucket(d, spawn, s3_server):
     """Another daemon, another state: what one saves the other loads, and of two that replace one name each is whole or refused."""
     other = spawn(("main",), start=False, env=s3_server.environment())
@@ -388,6 +393,7 @@ def test_the_face_of_all_stores(s3_server):
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
+@pytest.mark.long
 def test_a_worker_dies(d, s3):
     """Its job is begun anew, and nothing of the first attempt is seen."""
     name, (sd, images) = f"dies/{lib.fresh()}", (lib.fresh(), state(40 * MB, 1))
@@ -441,6 +447,7 @@ def big(world, seed, changed=()):
     return [lib.image({f"rank{r}.{i}": ("U8", [len(b)], b) for i in range(3) for b in [tensor(r, i)]}) for r in range(world)]
 
 
+@pytest.mark.long
 def test_incremental(d, s3, s3_server):
     """What the step before has is copied by the server: of it no byte is sent, and both stand alone."""
     run, seed = f"inc/{lib.fresh()}", lib.fresh()

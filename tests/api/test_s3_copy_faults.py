@@ -45,6 +45,7 @@ def test_a_copy_that_is_killed_leaves_its_name_free(d, proxy, s3):
     saved(d, there)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["commit", *(pytest.param(s, marks=pytest.mark.long) for s in ("claim", "file", "clear"))])
 def test_a_copy_that_replaces_and_is_killed_goes_on(d, other, proxy, s3, step):
     """Old files are gone from the first file on: the new checkpoint is made of what is on the server. Before, the old one stays."""
@@ -117,6 +118,7 @@ def test_files_that_come_behind_a_commit_stay(d, other, proxy, s3, copies, last,
     loads(other, there, copies[last][1][1])
 
 
+@pytest.mark.long
 def test_a_claim_that_comes_when_its_attempt_was_given_up_goes_on(d, proxy, s3):
     """It has taken the place of the old commit: what its mark lists is the only checkpoint there is."""
     (local, _), (newer, images) = saved(d, storage="main"), saved(d, storage="main")
@@ -133,6 +135,7 @@ def test_a_claim_that_comes_when_its_attempt_was_given_up_goes_on(d, proxy, s3):
     loads(d, there, images)
 
 
+@pytest.mark.long
 def test_a_copy_that_replaces_and_cannot_go_on_leaves_what_it_needs(d, proxy, s3):
     """A right is withdrawn between its claim and its files: the job fails, and once it may be written again the copy is there."""
     (local, _), (newer, images) = saved(d, storage="main"), saved(d, storage="main")
@@ -147,6 +150,7 @@ def test_a_copy_that_replaces_and_cannot_go_on_leaves_what_it_needs(d, proxy, s3
     loads(d, there, images)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("there_was", [False, True])
 def test_files_that_were_put_once_are_not_put_again_empty(d, proxy, s3, tmp_path, there_was):
     """A writer that heeds no claim comes between a copy's files and its commit: these files are spent, and no second try takes them."""
@@ -169,6 +173,7 @@ def test_files_that_were_put_once_are_not_put_again_empty(d, proxy, s3, tmp_path
     assert (tmp_path / "left").read_bytes() == other.read_bytes()
 
 
+@pytest.mark.long
 def test_a_copy_that_goes_on_takes_nothing_back_in_doubt(d, proxy, s3):
     """A file was made and its answer is lost; whether it is there cannot be asked when the commit is carried on: later it can."""
     (local, _), (newer, images) = saved(d, storage="main", size=MB), saved(d, storage="main", size=MB)
@@ -212,6 +217,7 @@ def test_a_copy_replaces_through_a_bad_network(d, proxy, s3):
         loads(d, there, images)
 
 
+@pytest.mark.long
 def test_of_a_copy_and_a_save_that_replace_one_wins(d, other, proxy):
     """Another's commit comes before the claim: the copy replaces that one; behind it: the save is refused, and the copy is there."""
     for when in (1, 2):

@@ -65,6 +65,7 @@ def problem(d, images, name, **more):
     return None if job["state"] == "succeeded" else job["error"]
 
 
+@pytest.mark.long
 def test_a_bad_network_tears_nothing(d, proxy, s3):
     seed = int(os.environ.get("DCPD_SEED", random.randrange(1 << 32)))
     rng = random.Random(seed)
@@ -88,6 +89,7 @@ def test_a_bad_network_tears_nothing(d, proxy, s3):
     lib.wait_for(lambda: s3.keys(".dcpd/") == [], 10, "marks of attempts gone")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_commit_whose_answer_is_lost_is_done_once(d, proxy, overwrite):
     name, images = f"lost/{lib.fresh()}", state()
@@ -129,6 +131,7 @@ def between(name, first, meanwhile):
     return fault
 
 
+@pytest.mark.long
 def test_who_overwrites_a_commit_whose_answer_is_lost_stays(d, other, proxy):
     """The repeat neither counts as a writer of its own nor removes what came behind it."""
     name, _ = saved(other)
@@ -245,6 +248,7 @@ def test_of_two_writers_one_wins(d, proxy, s3_server, place, tmp_path):
         other.discard()
 
 
+@pytest.mark.long
 def test_kills_leave_whole_checkpoints_or_none(d, proxy, s3):
     rng = random.Random(lib.fresh())
     for i in range(20 if lib.FULL else 2):
@@ -340,6 +344,7 @@ def mark(d, number, **more):
     return f".dcpd/at/.dcpd-{job}-{number}", json.dumps(doc)
 
 
+@pytest.mark.long
 def test_ages_are_by_the_servers_clock(d, proxy, s3, tmp_path):
     """Requests of an attempt that was given up a moment ago may be on their way, whatever this host takes the server's times for."""
     saved(d)
@@ -358,6 +363,7 @@ def test_ages_are_by_the_servers_clock(d, proxy, s3, tmp_path):
     lib.wait_for(lambda: dead not in s3.keys(".dcpd/"), 20, "the sweep of what is old enough")
 
 
+@pytest.mark.long
 def test_what_a_commit_in_doubt_left_goes_by_itself(d, proxy, s3):
     """The job's own sweep comes again when no request of it can be on its way."""
     name, before = f"doubt/{lib.fresh()}", set(s3.keys(".dcpd/"))

@@ -115,6 +115,7 @@ def test_meet(two, s3):
     assert meet(two[0]) == {"seen": False} and s3.keys(".dcpd/hosts") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_host_that_never_comes(two, s3, index):
     save = Save(two, lib.fresh(), timeout=1).begin(index)
@@ -161,6 +162,7 @@ def test_a_leader_that_is_killed_goes_on(two, proxy, s3, when):
     swept(two[0], proxy, s3)
 
 
+@pytest.mark.long
 def test_a_leader_that_is_killed_behind_its_commit_leaves_nothing(two, proxy, s3):
     """Nobody has said goodbye: who finds the commit does."""
     save, committed, struck, killed = Save(two, f"run/{lib.fresh()}", 100_000), [], threading.Event(), threading.Event()
@@ -186,6 +188,7 @@ def test_a_leader_that_is_killed_behind_its_commit_leaves_nothing(two, proxy, s3
     loads(two[1], save.name, save.images)
 
 
+@pytest.mark.long
 def test_a_host_that_comes_again_when_all_is_over_hears_of_the_commit(two, proxy, s3):
     """Its worker is killed while the leader commits, who says goodbye in vain and removes the meeting place."""
     save, committed, struck, killed = Save(two, f"run/{lib.fresh()}", 100_000), [], threading.Event(), threading.Event()
@@ -211,6 +214,7 @@ def test_a_host_that_comes_again_when_all_is_over_hears_of_the_commit(two, proxy
     loads(two[1], save.name, save.images)
 
 
+@pytest.mark.long
 def test_a_host_that_dies_ends_the_save(two, networks, s3):
     """The other says so; its files, and those that come late, are nobody's, and go."""
     save, struck = Save(two, f"run/{lib.fresh()}", timeout=2), threading.Event()

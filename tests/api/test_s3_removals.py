@@ -53,6 +53,7 @@ def test_a_hold_at_the_moment_of_a_removal(d, other, proxy, s3, what, when):
         assert s3.keys(name) == [] and s3.keys(f"{name.rpartition('/')[0]}/.{name.rpartition('/')[2]}") == []
 
 
+@pytest.mark.long
 def test_what_takes_the_place_of_a_file_that_is_removed_stays(d, other, proxy, s3):
     """Behind the removal's last look another saves there: it is refused, or what it saved is there."""
     name, source = one_file(d)

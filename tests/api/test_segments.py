@@ -292,6 +292,7 @@ def test_divergent_replicas(d):
     no_checkpoint(d, job)
 
 
+@pytest.mark.long
 def test_lease_over_drops_what_is_not_sealed(spawn):
     d = spawn()
     d.create("short", lease_seconds=lib.PATIENCE)
@@ -299,6 +300,7 @@ def test_lease_over_drops_what_is_not_sealed(spawn):
     lib.wait_for(lambda: not seg.exists(), 10, "the open slot of a dead trainer is given back")
 
 
+@pytest.mark.long
 def test_on_owner_death_saves(spawn):
     d = spawn()
     d.create("t", lease_seconds=lib.PATIENCE, on_owner_death={"save": {"storage": "main", "name": "last/step-{generation}"}})
@@ -322,6 +324,7 @@ def to(name, **more):
     return {"on_owner_death": {"save": {"storage": "main", "name": name, **more}}}
 
 
+@pytest.mark.long
 def test_on_owner_death_of_one_generation(spawn):
     """What one rank said when it sealed goes before what the state dict says, and outlives a restart."""
     d = spawn()
@@ -339,6 +342,7 @@ def test_on_owner_death_of_one_generation(spawn):
     assert sorted(p.name for p in d.storages["main"].iterdir() if not p.name.startswith(".")) == ["five"]
 
 
+@pytest.mark.long
 def test_generation_saved_by_a_job_is_not_saved_again(spawn):
     """Also not by a later run of the daemon, which could replace something newer of that name."""
     d = spawn()
@@ -434,6 +438,7 @@ def test_load_with_a_lease_is_dropped_when_nobody_renews(spawn):
                             "target": {"state_dict": "x", "lease_seconds": 0}}).problem("validation_failed", status=422)
 
 
+@pytest.mark.long
 def test_owner_death_keeps_nothing_that_is_saved_or_not_wanted(spawn):
     d = spawn()
     one = lib.image({"w": ("F32", [4], bytes(16))})

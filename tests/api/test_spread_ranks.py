@@ -83,6 +83,7 @@ def test_what_all_hosts_load_is_read_once(hosts, saved, how):
     assert all(r["spread"]["nodes"] == list(NODES) and not r.get("warnings") for r in got) and len(got) >= 3
 
 
+@pytest.mark.long
 def test_what_each_host_needs_alone_is_not_spread(hosts, saved):
     nodes, ranks = hosts
     before, third = loads(nodes), len(saved) // 3

@@ -158,6 +158,7 @@ def test_a_connection_that_fails_in_the_middle_is_named_and_the_rest_comes_from_
         assert why in warning and ('"a"' in warning or '"c"' in warning), f"{node.name}: {warning}"
 
 
+@pytest.mark.long
 def test_other_bytes_than_the_checkpoints_are_named_and_read_from_the_storage(wired):
     """Their frame is sound: the manifest's digest finds them."""
     for node, job in loads(wired, forged):

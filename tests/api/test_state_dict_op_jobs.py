@@ -304,6 +304,7 @@ def test_many_at_once(d):
         assert images(d, f"{name}-gather")[0][1].entries["w"][2] == whole(100.0 * i)
 
 
+@pytest.mark.long
 def test_restart(tmp_path):
     d = lib.Daemon(tmp_path)
     try:

@@ -230,6 +230,7 @@ def test_segment_shrunk(d):
     lost(d, j, code="segment_shrunk", rank=0)
 
 
+@pytest.mark.long
 @pytest.mark.seconds(200)
 def test_slow_ranks_give_the_workers_back(d):
     """A number that does not move keeps neither workers nor lane: the job waits for the seals as if nothing had been announced."""
@@ -250,6 +251,7 @@ def test_slow_ranks_give_the_workers_back(d):
     assert saved(d, j, [image])["attempt"] == 2
 
 
+@pytest.mark.long
 def test_waiting_costs_next_to_nothing(d):
     def cpu():
         return sum(sum(map(int, open(f"/proc/{p}/stat").read().rsplit(")", 1)[1].split()[11:13])) for p in d.workers())

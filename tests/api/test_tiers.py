@@ -149,6 +149,7 @@ def test_the_copy_serves_what_is_damaged(tiered):
     d.api.fails("verify", "checkpoint_damaged", source=ref("run4/step-1"), level="digest")  # a verify is of the copy that was asked for
 
 
+@pytest.mark.long
 def test_a_dead_target_blocks_no_save(spawn, mounted):
     far = mounted("size=64m")
     d = spawn(("main",), start=False)
@@ -201,6 +202,7 @@ def test_policies_leave_what_is_not_replicated(spawn, mounted):
     lib.wait_for(lambda: preview()[0] == ["run/step-1", "run/step-2", "run/step-3"], 30, "all are replicated")
 
 
+@pytest.mark.long
 def test_copies_that_stand_still_hold_up_no_save(spawn):
     """The workers of a copy are stopped, as a system call that does not return would stop them."""
     d = spawn(("main", "far"), ["--tier=main=far", "--tier=main.pace=background"])

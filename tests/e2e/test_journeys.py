@@ -53,6 +53,7 @@ def job_of(d, kind, state):
     return next(j for j in d.api.get("/v1/jobs?page_size=200").ok(200)["jobs"] if j["kind"] == kind and j["state"] == state)
 
 
+@pytest.mark.long
 def test_a_newcomer_sees_whether_runs_are_safe_and_why_a_job_failed(page, world):
     enter(page, world)
     expect(page.locator(".verdict-words")).to_contain_text("things need you")

@@ -182,6 +182,7 @@ def test_the_page_is_served_with_a_strict_policy(daemon):
     client.get("/../api/openapi.yaml").problem("not_found", "invalid_request", "unauthenticated")
 
 
+@pytest.mark.long
 def test_device_images_are_shown_and_dropped(page, spawn):
     """Over a fake driver: what is kept, which engines have it and why one is lost shows by itself; a drop asks first."""
     d = spawn(env={"LD_LIBRARY_PATH": str(fake_gpu.FAKE.parent)})

@@ -488,6 +488,7 @@ def test_many_ranks_stay_readable(page, fake):
     expect(page.locator("#job-body .ranks li")).to_have_count(513)
 
 
+@pytest.mark.long
 def test_keyboard_alone_reaches_everything(page, fake):
     fake.jobs[job(1)["id"]] = job(1)
     enter(page, fake)
@@ -616,6 +617,7 @@ def test_statistics_of_a_tensor(page, fake):
     accessible(page)
 
 
+@pytest.mark.long
 def test_tensors_are_searched_and_grouped(page, fake):
     tensor_page(fake, 120)
     fake.tensors["main:run1/step-1"] += [{"fqn": f"optim.state.{i}.exp_avg", "dtype": "float32", "shape": [2], "bytes": 8}

@@ -108,6 +108,7 @@ def test_loss(hosts):
     all_ok(hosts.ends())
 
 
+@pytest.mark.long
 def test_partition(hosts):
     """A host that vanishes says nothing: the others know by the deadline, and name it."""
     hosts.start(deadline=5000, rounds=100000, size=100000)

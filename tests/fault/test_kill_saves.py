@@ -108,6 +108,7 @@ def test_kill_saves(spawn):
         assert struck["running"] >= 60 and struck["committing"] >= 20, struck
 
 
+@pytest.mark.long
 @pytest.mark.seconds(120)
 def test_kill_while_loading_and_resharding(spawn):
     """Loads leave no segment, reshards no folder, whoever dies."""

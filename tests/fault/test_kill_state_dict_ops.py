@@ -161,6 +161,7 @@ def test_kills(ready):
             assert d.api.run(kind, **fields)["state"] == "succeeded"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("leader, backend", [(False, "shm"), *(pytest.param(*p, marks=pytest.mark.long)
                                                                 for p in ((True, "tcp"), (False, "tcp"), (True, "shm")))])
 def test_stopped(ready, backend, leader):

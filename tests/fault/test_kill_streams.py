@@ -132,6 +132,7 @@ while True:
 """
 
 
+@pytest.mark.long
 @pytest.mark.seconds(120)
 def test_trainer_killed_while_it_fills(spawn):
     d = spawn()
@@ -158,6 +159,7 @@ def test_trainer_killed_while_it_fills(spawn):
     lib.wait_for(lambda: not d.leaks(), 10, "nothing left behind")
 
 
+@pytest.mark.long
 def test_restart_and_the_trainer_never_seals(spawn):
     """The daemon forgets who was filling: the job waits for seals then, and fails when the leases are over."""
     d = spawn()

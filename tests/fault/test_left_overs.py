@@ -28,6 +28,7 @@ def test_an_overwritten_checkpoint_goes_in_the_end(trained, call):
     d.api.run("verify", source={"storage": "main", "name": "run/x"}, level="digest")
 
 
+@pytest.mark.long
 def test_a_deleted_checkpoint_goes_in_the_end(trained):
     d = trained
     with lib.strikes(d, "unlinkat", "1+", "error=EACCES", running=True):

@@ -248,6 +248,7 @@ def test_each_allocation_that_fails(place, what):
     lib.wait_for(lambda: not d.leaks(), 20, f"nothing left behind: {d.leaks()}")
 
 
+@pytest.mark.long
 @pytest.mark.seconds(1200 if FULL else 120)
 @pytest.mark.parametrize("odds", [30, *(pytest.param(n, marks=pytest.mark.long) for n in (1000, 100, 10))])
 def test_many_requests_while_memory_is_short(place, odds):

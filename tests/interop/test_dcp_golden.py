@@ -75,7 +75,7 @@ def resharded(d, case, base, world, dim):
 @pytest.mark.parametrize("case", CASES)
 def test_other_cuts(d, case):
     base = f"golden/{lib.fresh()}"
-    for world, dim in ((1, 1), (2, 0), (3, 1), (4, 0)):
+    for world, dim in ((1, 0), (1, 1), (2, 0), (3, 1), (4, 0), (4, 1)):
         resharded(d, case, base, world, dim)
 
 
@@ -105,11 +105,11 @@ def test_golden(d, case, tmp_path):
         d.drop(sd)
         if case not in UNFLATTENED:
             judge(main / f"{base}/shm-{world}", case)
-    for world, dim in ((1, 0), (2, 1), (3, 0), (4, 1)):
+    for world, dim in ((2, 1), (3, 0)):
         resharded(d, case, base, world, dim)
-    d.api.run("verify", source={"storage": "main", "name": f"{base}/4-1"}, level="digest")
+    d.api.run("verify", source={"storage": "main", "name": f"{base}/2-1"}, level="digest")
     diff = d.api.run("diff", a=source, b={"storage": "main", "name": f"{base}/3-0"})["result"]
     assert diff["equal"] is True and not diff["differences"], diff
     assert before == {p: p.stat().st_mtime_ns for p in (d.storages["golden"] / case).rglob("*")}, "the source was touched"
-    d.api.run("delete", target={"storage": "main", "name": f"{base}/4-1"})
-    assert not (main / f"{base}/4-1").exists()
+    d.api.run("delete", target={"storage": "main", "name": f"{base}/2-1"})
+    assert not (main / f"{base}/2-1").exists()

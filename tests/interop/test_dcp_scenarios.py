@@ -46,6 +46,7 @@ def through(d, source, layout, world, tag):
     return [via_shm, direct]
 
 
+@pytest.mark.long
 @across("source", LAYOUTS)
 def test_sharded_10x20_through_dcpd(d, ranks, source, threads, api):
     shape, base, loads = (10, 20), name(), []

@@ -109,6 +109,7 @@ def test_all_dtypes(d, encoding):
     d.api.run("verify", source=change)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_memory", [True, False], ids=["base in memory", "base on disk"])
 def test_into_memory(d, in_memory):
     """A delta is applied into shared memory, of a base there or on disk: into a new state dict in another layout, which the next delta is
@@ -219,6 +220,7 @@ def test_chain(d):
         cases.same(get(d, at, states[i + 1]), states[i + 1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_random_pairs(d, seed):
     r = random.Random(seed)

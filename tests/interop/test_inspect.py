@@ -275,6 +275,7 @@ def test_a_checkpoint_in_a_folder(d):
     assert not inspect(d, {**HERE, "name": run})["safe"]
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_mutated(d, data):

@@ -101,6 +101,7 @@ def test_fsdp_over_tensor_parallel(plan):
     assert len(plan(op="parts", shape=[37], mesh=[3, 2], placements=["_S(0, 2)", "S(0)"])["parts"][4]["boxes"]) == 2
 
 
+@pytest.mark.long
 def test_chunks_of_all_ranks(plan):
     """The layout's chunks are the parts, under their ranks; on a sub-mesh in any order, the others hold nothing."""
 

@@ -47,6 +47,7 @@ def steps(home, seed, count, until=None):
             shutil.rmtree(form["root"], ignore_errors=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [int(os.environ["MODEL_SEED"])] if "MODEL_SEED" in os.environ else
                          [0, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3))])
 @pytest.mark.seconds(600)

@@ -64,6 +64,7 @@ def test_what_dcpd_wrote_comes_back(d):
     assert len(BY_NUMPY) < len(got)
 
 
+@pytest.mark.long
 def test_recognised_by_content_and_empty(d):
     path = write(d, {"w": numpy.ones(3)})
     other = path.rename(path.with_suffix(".weights"))

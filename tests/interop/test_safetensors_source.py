@@ -199,6 +199,7 @@ def test_a_name_that_is_too_long(d):
         assert error["code"] == "limit_exceeded" and error["file"] == "model.safetensors", error
 
 
+@pytest.mark.long
 def test_every_dtype_of_the_format(d):
     """As safetensors' own writer has them; F4 by its bytes, for the package gives torch none; the two that PyTorch lacks are named."""
     made = {str(t): torch.arange(48, dtype=torch.int64).to(torch.uint8).view(t) if t != torch.bool else torch.arange(6) % 2 == 0 for t in (

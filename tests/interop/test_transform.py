@@ -124,6 +124,7 @@ def test_parts_in_a_given_order(d):
     check(d, state, [rule], want={"qkv.weight": torch.cat([state["q_proj.weight"], state["k_proj.weight"], state["v_proj.weight"]])})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_random_chains(d, seed):
     state, rules, want = cases.chain(seed)

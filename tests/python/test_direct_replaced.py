@@ -83,6 +83,7 @@ WHEN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [pytorchs, ours])
 @pytest.mark.parametrize("when, values", [(x, v) for x in WHEN for v in (True, False) if v or "job" not in x])
 def test_a_save_beside_while_it_is_loaded(at, place, monkeypatch, when, first, values):

@@ -76,6 +76,7 @@ def hurt(path, file, at):  # noqa: F811
     flip(path / file, at)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way, beside", [
     pytest.param(w, b, marks=[pytest.mark.slow] if b and w not in ("plain", "zstd") or w == "unsynced" else [])
     for w in sorted(WAYS) for b in (False, True)])

@@ -83,6 +83,7 @@ def test_all_die_and_the_daemon_comes_back(beside, nth):
     settled(d, path, 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call, x", [("renameat2", 1), ("renameat", 2)])
 def test_a_worker_dies_in_an_exchange(own, call, x):  # noqa: F811
     """Where the whole directory is replaced in one step: in it, after it."""

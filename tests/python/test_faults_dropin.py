@@ -247,7 +247,7 @@ MOMENTS = {
 EARLY = ("reserve", "not yet mapped", "reserved", "copied")
 
 
-@pytest.mark.short("async-submitted", "async-planned", "async-sealed")
+@pytest.mark.short("async-sealed")
 @pytest.mark.parametrize("how, moment", [(h, m) if h == "async" else pytest.param(h, m, marks=pytest.mark.long)
                                          for h in ("async", "first", "save") for m in MOMENTS
                                          if lib.FULL or h == "async" or (h == "first" and m in EARLY)])
@@ -273,6 +273,7 @@ def test_daemon_restarted_in_a_save(restarts, moment, how):
     lib.wait_for(lambda: not d.leaks(), 5, "no leaks")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("thing, name, before", [(_lane.Lane, "put_head", True), (_lane.Lane, "put_head", False),
                                                  (C.Jobs, "create", False), (C.Checkpoints, "locate", True),
                                                  (C.Checkpoints, "locate", False)])
@@ -299,6 +300,7 @@ WAYS = {"drop-in": lambda path, x: save(state(x), path), "save": lambda path, x:
         "new": lambda path, x: dcpd.load(path)["v"]["x"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", [w if w in ("drop-in", "new") else pytest.param(w, marks=pytest.mark.long) for w in WAYS])
 def test_any_answer_may_be_lost(at, path, monkeypatch, way):
     """As if the daemon had died when it had done what it was asked for: the client asks again, whatever it was."""

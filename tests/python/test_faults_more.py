@@ -86,6 +86,7 @@ def test_interrupted_saves_hold_no_slot(at, monkeypatch, moment):
             assert not dcpd.connect().checkpoints.exists(ref)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", [(_items, "copy_tensors"), (C.StateDicts, "seal"), (C.Jobs, "plan"), (C.Jobs, "create"),
                                    (C.Jobs, "wait")])
 def test_interrupted_saves_of_the_drop_in(at, path, monkeypatch, where):  # noqa: F811

@@ -149,6 +149,7 @@ def test_new_tensors_that_rules_make_go_through_the_lanes(run):
     assert len(told["said"]) == 1 and "goes through shared memory at once" in told["said"][0] and "lacks float16" in told["said"][0], told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["goes_on", "hangs"])
 def test_an_interrupted_load_leaves_no_memory_to_a_worker_that_writes(run, how):
     """The tensors are freed when the copy into them has ended, else never."""

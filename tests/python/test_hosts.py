@@ -235,6 +235,7 @@ def failed(outcome, *words):
     return seconds
 
 
+@pytest.mark.long
 def test_a_daemon_that_dies(hosts):
     """alpha says within the timeout that beta is silent; beta's own ranks hear it when their daemon is back. The old one stays."""
     alpha, beta = hosts.daemons

@@ -132,6 +132,7 @@ MOMENTS = {"reserve": (client.StateDicts, "reserve"), "seal": (client.StateDicts
            "wait": (client.Jobs, "wait"), "release": (client.StateDicts, "release")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nth", [1, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -92,6 +92,7 @@ def test_damage_to_what_dcpd_wrote(reader, places, count):
     check(reader, places, OWN, count)
 
 
+@pytest.mark.long
 @pytest.mark.seconds(1800)
 @pytest.mark.parametrize("checkpoints, count", [(3, 4), pytest.param(len(GOLDEN) if lib.FULL else 16, 60 if lib.FULL else 12,
                                                                       marks=pytest.mark.long)])

@@ -86,6 +86,7 @@ def pids(run):
     return out
 
 
+@pytest.mark.long
 def test_private_daemon_comes_and_goes(own, tmp_path, monkeypatch):
     monkeypatch.setattr(_local.private, "__defaults__", (None, 1))
     dcpd.save({"w": torch.ones(5)}, tmp_path / "ck")
@@ -105,6 +106,7 @@ def test_private_daemon_comes_and_goes(own, tmp_path, monkeypatch):
     assert dcpd.load(tmp_path / "ck")["w"].sum() == 5, "and there again when needed"
 
 
+@pytest.mark.long
 def test_private_daemon_dies_with_its_supervisor(own, tmp_path):
     dcpd.save({"x": 1}, tmp_path / "ck")
     supervisor = [p for p in pids(own) if b"_supervise" in pathlib.Path(f"/proc/{p}/cmdline").read_bytes()]

@@ -58,6 +58,7 @@ def nothing_stays(own, segments=()):
     lib.wait_for(lambda: not own.leaks(), 30, "nobody holds them")
 
 
+@pytest.mark.long
 @WAYS
 @pytest.mark.parametrize("what", ["killed", "shrunk"])
 def test_a_trainer_dies_in_mid_save(own, pool, way, what):
@@ -75,6 +76,7 @@ def test_a_trainer_dies_in_mid_save(own, pool, way, what):
     assert there(own, 1) == 1
 
 
+@pytest.mark.long
 def test_a_rank_dies_when_others_have_written(own, pool):
     """Their parts are taken by no save: they stay as long as the ranks may yet save, and go with them."""
     ranks = pool(2)
@@ -105,6 +107,7 @@ def test_a_trainer_that_dies_between_saves(own, pool, way):
     assert dropped(own) == 1 and not failed(own) and there(own, 1) == 1
 
 
+@pytest.mark.long
 @WAYS
 def test_a_trainer_that_writes_too_fast(own, pool, way):
     """The save fails and says so, and the next one is as good as ever."""
@@ -117,6 +120,7 @@ def test_a_trainer_that_writes_too_fast(own, pool, way):
     assert there(own, 1) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_the_daemon_is_killed_under_the_drop_in(own, pool, world):
     """The save begins anew, from the tensors."""

@@ -135,6 +135,7 @@ def test_two_collectives_and_one_job(ranks, d, how):
     assert [g[1] for g in got] == [["all_gather"] * 2] * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [4, 1])
 def test_bit_for_bit(ranks, d, world):
     """Structures that change from save to save, in two slots; PyTorch's reader judges."""
@@ -174,6 +175,7 @@ def test_written_while_it_is_copied(d, monkeypatch):
     dcpd.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how, where", [("async", "copy"), ("async", "seal"), ("async", "reserve"), ("save", "copy"), ("save", "seal"),
                                         ("save", "reserve"), ("save", "middle")])
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 2])
@@ -199,6 +201,7 @@ def test_a_daemon_of_before(ranks, d, how):
     assert load(d.storages["main"] / f"{ref[5:]}-2", 4) == 7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["async", "save"])
 def test_the_daemon_is_restarted_in_the_copy(mortal, own, how):  # noqa: F811
     path, ref = own.storages["main"] / "a", "main:a"
@@ -210,6 +213,7 @@ def test_the_daemon_is_restarted_in_the_copy(mortal, own, how):  # noqa: F811
     settled(own, mortal)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_rank_is_killed_in_the_copy(mortal, own, victim):  # noqa: F811
     path, ref = own.storages["main"] / "a", "main:a"
@@ -300,6 +304,7 @@ def test_a_smaller_ring_where_shared_memory_is_short(spawn):
     assert all(t.eq(int(k[1:])).all() for k, t in got.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["a worker", "all workers", "the daemon"])
 def test_killed_while_it_goes_round(own, what):
     """The save begins anew, from the tensors."""
@@ -329,6 +334,7 @@ def test_a_worker_is_killed_under_ranks(ranks, d):
     assert load_ranks(d.storages["main"] / ref[5:], 4, 16 << 18) == 5
 
 
+@pytest.mark.long
 def test_a_trainer_that_stands_still(own, monkeypatch):
     """For longer than workers wait: it begins anew when it goes on."""
     c = dcpd.connect(f"unix://{own.socket}")
@@ -360,6 +366,7 @@ def test_the_drop_in_goes_through_rings(ranks, d):
     lib.wait_for(lambda: not d.staging(), 10, "nothing is left")
 
 
+@pytest.mark.long
 def test_workers_are_killed_under_the_drop_in(ranks, d):
     name = lib.fresh()
     path = str(d.storages["main"] / name)
@@ -368,6 +375,7 @@ def test_workers_are_killed_under_the_drop_in(ranks, d):
     saved_in_parts(d, name, 4)
 
 
+@pytest.mark.long
 def test_a_rank_of_the_drop_in_fails(ranks, d):
     name = lib.fresh()
     path = str(d.storages["main"] / name)

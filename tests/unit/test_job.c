@@ -2,30 +2,17 @@
 #include "lib/t_trained.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "server/events.h"
-#include "server/gang.h"
-#include "server/lookup.h"
 #include "server/storage.h"
 #include "server/verdict.h"
-#include "server/worker.h"
 
 static int setup_stalls(void **state)
 {
 	static const char *const options[] = { "--stall-after", "300ms", NULL };
-
-	(void)state;
-	return t_server_train(&t, options);
-}
-
-static int setup_lookups(void **state)
-{
-	static const char *const options[] = { "--lookup-deadline", "3s", NULL };
 
 	(void)state;
 	return t_server_train(&t, options);
@@ -444,25 +431,6 @@ static void test_stall(void **state)
 	json_decref(doc);
 }
 
-static void test_lookup_hangs(void **state)
-{
-	struct t_answer a;
-	char path[256], id[27];
-
-	(void)state;
-	snprintf(path, sizeof path, "%s/main/.hang", t.dir);
-	close(open(path, O_CREAT | O_WRONLY, 0644));
-	T_ERR(STORAGE_STALLED, t_job_try(&t, SAVE("a", ""), &a));
-	struct storage *st;
-	T_OK(storage_find(t.s->storages, STR("main"), &st));
-	assert_int_equal(st->state, STORAGE_STATE_STALLED);
-	T_ERR(STORAGE_STALLED, t_job_try(&t, SAVE("a", ""), &a)); /* at once now */
-	t_job(&t, "{'kind':'save','source':{'state_dict':'train'},'target':{'storage':'other','name':'c'}}", id);
-	assert_int_equal(t_job_end(&t, id), JOB_SUCCEEDED);
-	unlink(path);
-	T_UNTIL(&t, st->state == STORAGE_OK); /* a probe finds out */
-}
-
 static enum err create_keyed(const char *name, const char *key, const char *body, struct t_answer *a)
 {
 	json_t *spec = json_pack("{s:s, s:{s:s}, s:{s:s, s:s}}", "kind", "save", "source", "state_dict", "train", "target", "storage",
@@ -700,102 +668,6 @@ static void test_events(void **state)
 	assert_true(lost); /* those of the last start are gone, and it says so */
 }
 
-static void on_answer(void *user, enum err e, const json_t *ok, int *fd)
-{
-	struct t_answer *a = user;
-
-	assert_int_equal(*fd, -1);
-	t_done(a, e);
-	a->doc = ok ? json_deep_copy(ok) : NULL;
-}
-
-/* Questions about segments go to a worker without any root; workers are kept warm and listed. */
-static void test_lookups_and_workers(void **state)
-{
-	struct t_answer a = { 0 }, b = { 0 };
-	struct buf text = BUF_INIT(1 << 20);
-	char id[27];
-
-	(void)state;
-	state_dict_ask(t.s->state_dicts, &t.me, STR("train"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &a);
-	t_server_until(&t, &a.called);
-	T_OK(a.e);
-	const json_t *echo = json_object_get(a.doc, "echo");
-	assert_int_equal(json_array_size(json_object_get(echo, "ranks")), 2);
-	assert_int_equal(json_integer_value(json_object_get(echo, "generation")), 7);
-	json_decref(a.doc);
-	state_dict_ask(t.s->state_dicts, &t.me, STR("none"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, &b);
-	t_server_until(&t, &b.called);
-	assert_int_equal(b.e, ERR_NOT_FOUND);
-	t_job(&t, SAVE("w1", ""), id);
-	t_job_end(&t, id);
-	assert_int_equal(workers_count(t.s->workers, "gang", "idle"), 2);
-	t_job(&t, SAVE("w2", ""), id);
-	t_job_end(&t, id);
-	assert_int_equal(workers_count(t.s->workers, "gang", NULL), 2); /* the same ones */
-	T_OK(worker_put_page(t.s->workers, 1000, UINT64_MAX, &text));
-	buf_putc(&text, 0);
-	assert_non_null(strstr((char *)text.p, "\"role\":\"gang\",\"index\":1,\"state\":\"idle\""));
-	buf_free(&text);
-}
-
-/* Of those workers for look-ups that are in this state. */
-static int signal_lookup_workers(const char *in, int signal)
-{
-	struct buf text = BUF_INIT(1 << 20);
-	json_error_t error;
-	siginfo_t gone;
-	const json_t *w;
-	int n = 0;
-	size_t i;
-
-	T_OK(worker_put_page(t.s->workers, 1000, UINT64_MAX, &text));
-	json_t *page = json_loadb((char *)text.p, text.len, 0, &error);
-	json_array_foreach(json_object_get(page, "workers"), i, w) {
-		pid_t pid = (pid_t)json_integer_value(json_object_get(w, "pid"));
-		if (strcmp(json_string_value(json_object_get(w, "role")), "lookup") != 0 ||
-		    strcmp(json_string_value(json_object_get(w, "state")), in) != 0)
-			continue;
-		assert_int_equal(kill(pid, signal), 0);
-		if (signal == SIGKILL)
-			assert_int_equal(waitid(P_PID, (id_t)pid, &gone, WEXITED | WNOWAIT), 0);
-		n++;
-	}
-	json_decref(page);
-	buf_free(&text);
-	return n;
-}
-
-static void ask_tensors(struct t_answer *a)
-{
-	*a = (struct t_answer){ 0 };
-	state_dict_ask(t.s->state_dicts, &t.me, STR("train"), -1, json_pack("{s:s}", "op", "tensors"), on_answer, a);
-}
-
-static void assert_answered(struct t_answer *a)
-{
-	t_server_until(&t, &a->called);
-	T_OK(a->e);
-	json_decref(a->doc);
-}
-
-/* Both workers of a pool die before the daemon knows of either: who asks meanwhile does not hear of it. */
-static void test_lookups_when_all_workers_die(void **state)
-{
-	static struct t_answer a, b; /* a question may outlive a test that fails */
-
-	(void)state;
-	ask_tensors(&a);
-	ask_tensors(&b);
-	assert_answered(&a);
-	assert_answered(&b);
-	assert_true(signal_lookup_workers("idle", SIGSTOP) > 1);
-	ask_tensors(&a);
-	T_UNTIL(&t, signal_lookup_workers("busy", SIGKILL) == 1);
-	assert_true(signal_lookup_workers("idle", SIGKILL) > 0);
-	assert_answered(&a);
-}
-
 /* A worker of another build is refused, and says why. */
 static void test_other_build(void **state)
 {
@@ -818,12 +690,11 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		T(test_save),	  T(test_refusals), T(test_exists_and_full), T(test_target_busy_and_cancel),
 		T(test_crashes),  T(test_failures), T(test_damage), T(test_list_of_large_records),      T(test_verdicts),
-		T(test_load_of_what_is_damaged), WITH(setup_stalls, test_stall), WITH(setup_lookups, test_lookup_hangs),
+		T(test_load_of_what_is_damaged), WITH(setup_stalls, test_stall),
 		T(test_restart),  T(test_drain),    T(test_dry_run),	     T(test_cancel_waiting_and_lanes),
 		T(test_two_parts_run_side_by_side),
 		T(test_list),	  T(test_delete),   T(test_events),	     T(test_load_makes_state_dict),
-		T(test_idempotency), T(test_lookups_and_workers), T(test_lookups_when_all_workers_die),
-		T(test_other_build),
+		T(test_idempotency), T(test_other_build),
 	};
 
 	return cmocka_run_group_tests_name("job", tests, NULL, NULL);

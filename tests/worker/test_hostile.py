@@ -140,6 +140,7 @@ def test_a_rank_that_no_world_has(tmp_path, run):
     assert end.kind == "FAILED" or end.body["result"]["world_size"] <= 65536, end.body
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["", ".", "..", "../x/__0_0.distcp", "/etc/passwd", "a/../__0_0.distcp", "link", "fifo", "dir"])
 def test_paths_that_lead_elsewhere(tmp_path, run, path):
     c = crafted(tmp_path, lambda md: replace(md, first(md)[0], relative_path=path))
@@ -160,6 +161,7 @@ def test_places_that_lie(tmp_path, run, field, value):
     assert end.kind == "FAILED" and code_of(end) in ("checkpoint_incomplete", "format_metadata", "limit_exceeded"), end.body
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pickle", [pytest.param(b"]", id="a stack of lists"),
                                     pytest.param(b"]a", id="a list of lists", marks=pytest.mark.long),
                                     pytest.param(b"]0", id="lists thrown away", marks=pytest.mark.long)])

@@ -58,6 +58,7 @@ def test_a_save_is_the_same_and_takes_little(gang, roots, state, full):
     assert any(timed(gang, "save", saving(f"again{i}"), {"train": state})[0] < wall / 2 for i in range(5))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["verify", "load", "reshard"])
 def test_other_kinds(gang, full, kind):
     more = {"verify": {"level": "digest"}, "load": {"target": {"state_dict": "x", "world_size": 1}},

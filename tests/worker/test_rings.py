@@ -164,6 +164,7 @@ def test_a_number_that_lies(roots, lie):
         nothing_left(roots, "lie")
 
 
+@pytest.mark.long
 def test_a_seal_is_no_number(roots):
     """Sealed, but not all was put in: bytes of the last round are never taken for those of the next."""
     with Gang(2, roots) as g:

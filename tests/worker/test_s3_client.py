@@ -100,6 +100,7 @@ def test_conditions(tool, content, tmp_path):
     tool.fails("not_found", "head", "probe")
 
 
+@pytest.mark.long
 def test_lists(tool, content, tmp_path, prefix):
     small = tmp_path / "small"
     small.write_bytes(b"x")
@@ -220,6 +221,7 @@ def test_a_delete_takes_the_object_that_was_meant(fake, liar, content):
     assert "AccessDenied" in liar.fails("forbidden", "delete", "k", new)
 
 
+@pytest.mark.long
 def test_a_budget_of_repeats_ends(fake, content):
     fake.reset(*[says(500, "InternalError")] * 2000)
     with Tool(fake.endpoint, env=KEYS, tries=2) as t:
@@ -361,6 +363,7 @@ def test_an_error_inside_a_success(fake, liar, content):
     assert len(fake.seen) == 6
 
 
+@pytest.mark.long
 def test_stalls(fake, liar, content, tmp_path):
     fake.reset(hangs(4))
     begin = time.monotonic()

@@ -510,6 +510,7 @@ def gathered(g, s):
     return sum(t == "RENDEZVOUS" for _, t in g.seen)
 
 
+@pytest.mark.long
 def test_a_group_over_nccl_is_kept_until_it_fails():
     """A gather is three of NCCL's operations: the fourth job of a group hangs, and fails at its deadline."""
     four, two = rows(4), rows(2)
@@ -526,6 +527,7 @@ def test_a_group_over_nccl_is_kept_until_it_fails():
     two.close()
 
 
+@pytest.mark.long
 def test_few_groups_are_kept():
     """Four: the one that was not used for the longest makes room for a fifth."""
     of = {n: rows(n, 2 * n) for n in range(2, 7)}

@@ -118,6 +118,7 @@ def test_one_rank_is_sealed_already(roots):
         equal(g, "one", data)
 
 
+@pytest.mark.long
 def test_filled_but_never_sealed(roots):
     with Gang(2, roots) as g:
         s = Filling(images())

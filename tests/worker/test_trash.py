@@ -57,6 +57,7 @@ def gone(roots, name):
     return not [n for n in os.listdir(roots["out"] / name) if n.startswith(".dcpd-")]
 
 
+@pytest.mark.long
 def test_readers_of_the_old_one_keep_it(gang, roots, states):
     save(gang, states[0], "read/x")
     path, = (roots["out"] / "read/x").glob("*.distcp")
@@ -88,6 +89,7 @@ def test_it_goes_bit_by_bit(gang, roots, states):
     assert save(gang, states[1], "bits/y") == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["ends", "killed"])
 def test_a_worker_that_goes_leaves_it_to_the_next_sweep(roots, states, how):
     with Gang(1, roots) as g:

@@ -314,6 +314,7 @@ def evict(folder):
                 os.posix_fadvise(b.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["auto", "threads"])
 def test_files_that_are_not_in_the_page_cache(roots, engine):
     """Tensors of whole pages and of odd sizes, small ones side by side, and the file's last page; in files whose payloads lie on pages, and
