@@ -66,7 +66,8 @@ static void *close_fd(void *fd)
 	return NULL;
 }
 
-/* The last reference to a GPU's memory: freeing gigabytes takes the driver its time, and one that hangs does not return. */
+/* Closes the last descriptor of the memory, in a thread: the driver takes its time to free gigabytes, and a driver that hangs does not
+ * return. The memory counts no more, though the driver may still be freeing it. */
 static void let_go(struct device_image *i)
 {
 	pthread_t thread;
@@ -101,7 +102,7 @@ static void set_state(struct device_image *i, enum image_state to)
 	emit(i, state_names[to]);
 }
 
-/* The memory is free, or was never filled. */
+/* The memory is being freed, or was never filled. */
 static void remove_image(struct device_image *i)
 {
 	emit(i, "removed");
@@ -266,12 +267,10 @@ static uint64_t rounded(uint64_t bytes)
 
 static FALLIBLE enum err check_room(const struct device_images *d, const char *device, uint64_t bytes)
 {
-	uint64_t limit = d->parts.config->device_limit, used = 0, count = 0;
+	uint64_t limit = d->parts.config->device_limit, used = 0;
 
-	for (const struct device_image *i = d->first; i; i = i->next, count++)
+	for (const struct device_image *i = d->first; i; i = i->next)
 		used += strcmp(i->device, device) == 0 && (i->state != IMAGE_LOST || i->attached) ? i->bytes : 0;
-	if (count >= IMAGES_MAX)
-		return ERR(BUSY, "there are %d device images: drop some (dcpctl kept)", IMAGES_MAX);
 	if (!limit || (used <= limit && bytes <= limit - used))
 		return OK;
 	return ERR(DEVICE_FULL, "device images on GPU %s have %ju bytes; with %ju more they are beyond device-limit, %ju: drop some "
@@ -282,7 +281,9 @@ static void on_made(void *user, enum err e, const json_t *ok, int *fd)
 {
 	struct device_image *i = user;
 
-	if (!e && *fd < 0)
+	i->fd = *fd; /* also of a copy that failed: whoever closes it frees the memory */
+	*fd = -1;
+	if (!e && i->fd < 0)
 		e = ERR(PROTOCOL, "a holder has made a device image without a descriptor");
 	uint64_t allocated = e ? 0 : (uint64_t)json_integer_value(json_object_get(ok, "allocated"));
 	if (!e && allocated > i->bytes) /* the driver allocates in larger steps */
@@ -292,8 +293,6 @@ static void on_made(void *user, enum err e, const json_t *ok, int *fd)
 		remove_image(i);
 		return;
 	}
-	i->fd = *fd;
-	*fd = -1;
 	i->bytes = allocated;
 	i->idle_since_ms = clock_mono_ms();
 	set_state(i, IMAGE_KEPT);
@@ -355,9 +354,13 @@ static struct device_image *twin_of(const struct device_images *d, const struct 
 static FALLIBLE enum err begin(struct device_images *d, const struct device_image_request *rq, const char *device,
 			       struct state_dict_use **use, device_image_fn fn, void *user)
 {
-	uint32_t rank = (uint32_t)rq->rank;
+	uint32_t rank = (uint32_t)rq->rank, count = 0;
 	struct device_image *i;
 
+	for (i = d->first; i; i = i->next)
+		count++;
+	if (count >= IMAGES_MAX)
+		return ERR(BUSY, "there are %d device images: drop some (dcpctl kept)", IMAGES_MAX);
 	TRY(check_room(d, device, rounded((*use)->ranks[rank].image_bytes)));
 	TRY(new_image(d, rq, *use, device, &i));
 	enum err e = add_waiter(i, fn, user);
@@ -388,7 +391,7 @@ FALLIBLE enum err device_image_keep(struct device_images *d, const struct device
 	TRY(state_dict_use_rank(d->parts.state_dicts, &rq->who, rq->state_dict, rq->rank, generation, false, &use));
 	struct device_image *twin = twin_of(d, use, (uint32_t)rq->rank, device);
 	enum err e;
-	*change_out = !twin || (twin->state == IMAGE_KEPT && rq->ttl_ms >= 0 && rq->ttl_ms != twin->ttl_ms);
+	*change_out = !twin || (rq->ttl_ms >= 0 && rq->ttl_ms != twin->ttl_ms);
 	if (state_dict_is_rewritten(use, (uint32_t)rq->rank))
 		e = ERR(STATE_CONFLICT, "a job is filling state dict \"%s\" in place: keep it when that has ended", use->name);
 	else if (!twin)

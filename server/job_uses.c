@@ -34,8 +34,6 @@ FALLIBLE enum err job_use_target(struct job *j)
 		state_dict_unuse(&j->target_use);
 		return ERR(STATE_DICT_EXISTS, "state dict \"%s\" exists: it is not loaded into", target->name.p);
 	}
-	if (!e && job_spec_loads(j) && !j->dry_run)
-		state_dict_rewrite(j->target_use);
 	return e == ERR_NOT_SEALED && job_spec_makes_next(j) && !kind_is(j->kind, KIND_TARGET_THERE) ? OK : e;
 }
 

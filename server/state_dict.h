@@ -158,7 +158,7 @@ FALLIBLE enum err state_dict_check(struct state_dicts *s, const struct principal
  * fill are refused meanwhile; a ring that is being filled may be written to), or to read from it, once it is sealed. ERR_STATE_CONFLICT. */
 FALLIBLE enum err state_dict_use_rank(struct state_dicts *s, const struct principal *who, struct str name, int64_t rank, int64_t generation,
 				      bool to_write, struct state_dict_use **out);
-/* The use's job fills the sealed slots in place, from now to the end of the use. Once more is fine. */
+/* The use's job fills the sealed slots in place, from now to the end of the use. A second call changes nothing. */
 void state_dict_rewrite(struct state_dict_use *use);
 /* Whether a job fills the rank's slot in place now, or has done so since the use began: then what was read of it meanwhile may be torn. */
 bool state_dict_is_rewritten(const struct state_dict_use *use, uint32_t rank);

@@ -157,7 +157,9 @@ def test_weights_outlive_the_engine_that_is_killed(g, engine):
     kept = w.keep()
     assert kept["state"] == "kept" and kept["bytes"] == 4 * MIB and kept["image_bytes"] == len(w.image) and "expires_at" in kept
     assert kept["ttl_seconds"] == 3600 and kept["device"] == fake_gpu.UUID
-    image = w.image
+    image, holder = w.image, holders(g)[0]["pid"]
+    name = w.segment.lstrip("/")
+    assert name not in pathlib.Path(f"/proc/{holder}/maps").read_text() + " ".join(lib.fd_targets(holder)), "nothing page-locked stays"
     w.drop()  # the host's copy: the image is one of its own
     for _ in range(2):
         with engine_process(g, kept["id"]) as (p, last):
@@ -235,7 +237,9 @@ def test_a_load_that_fills_the_state_dict_in_place_makes_another_image(g, engine
     a = Attached(g, engine, two["id"])
     assert a.bytes[-len(DATA):] == DATA[::-1]
     a.close()
-    assert w.keep()["id"] == two["id"]
+    g.api.post("/v1/jobs", {"kind": "load", "source": {"storage": "main", "name": "nothing"}, "target": {"state_dict": w.name}}).problem(
+        "not_found")
+    assert w.keep()["id"] == two["id"], "a load that was refused has written nothing"
     g.api.delete(f"/v1/device-images/{two['id']}").ok(204)
     holder = holders(g)[0]["pid"]
     os.kill(holder, signal.SIGSTOP)
@@ -523,6 +527,29 @@ def test_changes_are_in_the_audit_and_told(g, engine):
     assert [e["what"] for e in mine] == ["filling", "kept", "attached", "detached", "dropped", "removed"]
     assert all((e["device_image"], e["state_dict"], e["rank"], e["device"]) == (kept["id"], w.name, 0, fake_gpu.UUID) for e in mine)
     w.drop()
+
+
+def test_another_time_of_an_image_on_its_way_is_in_the_audit(g):
+    w = Weights(g)
+    g.api.delete(f"/v1/device-images/{w.keep()['id']}").ok(204)
+    holder = holders(g)[0]["pid"]
+    os.kill(holder, signal.SIGSTOP)
+    try:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            one = pool.submit(lambda: w.ask(lib.Client(g.socket), ttl_seconds=60))
+            lib.wait_for(lambda: images(g, w.name), 10, "the copy's begin")
+            two = pool.submit(lambda: w.ask(lib.Client(g.socket), ttl_seconds=90))
+            time.sleep(0.2)
+            os.kill(holder, signal.SIGCONT)
+            kept = [f.result().ok(200) for f in (one, two)]
+    finally:
+        os.kill(holder, signal.SIGCONT)
+    assert kept[0]["id"] == kept[1]["id"] and kept[1]["ttl_seconds"] == 90
+    rows = [r for r in g.api.get("/v1/audit").ok(200)["audit"] if r["subject"] == f"{w.name}:{kept[0]['id']}"]
+    assert sorted(r["request"]["ttl_seconds"] for r in rows) == [60, 90], rows
+    g.api.delete(f"/v1/device-images/{kept[0]['id']}").ok(204)
+    w.drop()
+    no_memory(g)
 
 
 def test_dcpctl(g):

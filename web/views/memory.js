@@ -64,7 +64,7 @@ async function drop(id) {
 	if (!image || !(await confirm(`Drop the device image of shm:${name}, rank ${rank}?`, n
 		? `No engine gets it any more. ${n === 1 ? "The engine that has it keeps it" : `The ${n} engines that have it keep it`}; then its `
 			+ `memory, ${bytes(image.bytes)}, is free.`
-		: `Its memory, ${bytes(image.bytes)}, is free at once. The next engine gets it when it is kept again.`, "Yes, drop it"))) return;
+		: `Its memory, ${bytes(image.bytes)}, goes back to the GPU. The next engine gets it when it is kept again.`, "Yes, drop it"))) return;
 	try {
 		await call("DELETE", `/v1/device-images/${encodeURIComponent(id)}`);
 	} catch (error) {

@@ -446,7 +446,7 @@ enum err lookup_device_copy(struct worker *w, const json_t *q, const int *fds, u
 
 /* -------------------------------------------------------------------------------------------------------- device images */
 
-/* Clears the memory behind the image: it may have another user's bytes from before. */
+/* Clears the memory behind the image, which may have another user's bytes from before. */
 static FALLIBLE enum err clear_tail(struct device_copy *c, uint64_t image_bytes)
 {
 	static const char zeros[64 << 10];
@@ -473,12 +473,9 @@ static void take_part(void *user)
 }
 
 /* Of memory that is not page-locked the driver takes a copy itself. Its owner may shrink the segment meanwhile, and all users' images would
- * end with this process: so each part is taken under a guard. */
-static FALLIBLE enum err copy_guarded(struct device_copy *c, uint64_t bytes)
+ * end with this process: so each part is taken under a guard, COPY_BYTES into `taken`. */
+static FALLIBLE enum err copy_guarded(struct device_copy *c, unsigned char *taken, uint64_t bytes)
 {
-	CLEANUP(mem_free_ptr) unsigned char *taken = mem_alloc(num_min(bytes, COPY_BYTES));
-
-	NEED(taken, "no memory to copy an image through");
 	for (uint64_t done = 0, n; done < bytes; done += n) {
 		n = num_min(bytes - done, COPY_BYTES);
 		struct part part = { taken, c->segment.p + done, n };
@@ -491,12 +488,11 @@ static FALLIBLE enum err copy_guarded(struct device_copy *c, uint64_t bytes)
 	return OK;
 }
 
-/* Fills new memory with the image and exports it. An error other than ERR_SEGMENT_SHRUNK means that the process must end: copies may be in
- * flight. */
-static FALLIBLE enum err fill_image(struct device_copy *c, const char *uuid, uint64_t image_bytes, int *fd_out)
+/* Fills new memory with the image and exports it. ERR_DEVICE_FAILED means that the process must end: copies may be in flight. */
+static FALLIBLE enum err fill_image(struct device_copy *c, unsigned char *taken, const char *uuid, uint64_t image_bytes, int *fd_out)
 {
 	const struct piece all = { .bytes = image_bytes };
-	enum err e = c->segment.not_pinned ? copy_guarded(c, image_bytes) : copy_one(c, &all);
+	enum err e = c->segment.not_pinned ? copy_guarded(c, taken, image_bytes) : copy_one(c, &all);
 
 	if (e == ERR_SEGMENT_SHRUNK) {
 		CLEANUP(err_restore) struct err_info info = *err_last();
@@ -526,6 +522,22 @@ static FALLIBLE enum err no_room(const char *uuid, uint64_t image_bytes)
 		   "(dcpctl kept), or end other processes (nvidia-smi), then ask again (%.200s)", uuid, (uintmax_t)image_bytes, why.text);
 }
 
+static FALLIBLE enum err make_image(struct device_copy *c, const char *uuid, uint64_t image_bytes, struct buf *out, int *fd_out)
+{
+	CLEANUP(mem_free_ptr) unsigned char *taken = mem_alloc(c->segment.not_pinned ? num_min(image_bytes, COPY_BYTES) : 1);
+
+	NEED(taken, "no memory to copy an image through");
+	enum err e = device_create(c->w->gpu, image_bytes, &c->imports[0]);
+
+	if (e == ERR_NO_MEMORY)
+		return no_room(uuid, image_bytes);
+	TRY(e);
+	uint64_t bytes = c->imports[0].bytes;
+	TRY(fill_image(c, taken, uuid, image_bytes, fd_out));
+	buf_printf(out, "{\"bytes\":%ju,\"allocated\":%ju}", (uintmax_t)c->bytes, (uintmax_t)bytes);
+	return buf_status(out);
+}
+
 enum err lookup_device_image(struct worker *w, const json_t *q, const int *fds, uint32_t fd_count, struct buf *out, int *fd_out)
 {
 	const char *uuid = json_string_value(json_object_get(q, "device"));
@@ -540,13 +552,12 @@ enum err lookup_device_image(struct worker *w, const json_t *q, const int *fds, 
 	if (e == ERR_NO_MEMORY) /* for a context */
 		return no_room(uuid, image_bytes);
 	TRY(e);
+	uint64_t pins = w->pins.n;
 	TRY(gpu_map_segment(w, fds[0], segment_bytes, &c.segment));
-	e = device_create(w->gpu, image_bytes, &made);
-	if (e == ERR_NO_MEMORY)
-		return no_room(uuid, image_bytes);
-	TRY(e);
-	uint64_t bytes = made.bytes;
-	TRY(fill_image(&c, uuid, image_bytes, fd_out));
-	buf_printf(out, "{\"bytes\":%ju,\"allocated\":%ju}", (uintmax_t)c.bytes, (uintmax_t)bytes);
-	return buf_status(out);
+	e = make_image(&c, uuid, image_bytes, out, fd_out);
+	if (e != ERR_DEVICE_FAILED) { /* then this process ends, and copies may still read the segment */
+		CLEANUP(err_restore) struct err_info info = *err_last();
+		gpu_let_go(w, pins);
+	}
+	return e;
 }

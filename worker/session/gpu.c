@@ -134,6 +134,12 @@ enum err gpu_map_segment(struct worker *w, int fd, uint64_t bytes, struct gpu_se
 	return OK;
 }
 
+void gpu_let_go(struct worker *w, uint64_t before)
+{
+	while (w->pins.n > before)
+		drop(w, &w->pins.v[--w->pins.n]);
+}
+
 enum err gpu_pin_made(struct job *j)
 {
 	struct worker *w = j->worker;
@@ -142,10 +148,9 @@ enum err gpu_pin_made(struct job *j)
 
 	for (uint32_t i = 0; !e && i < j->segments.count; i++)
 		e = err_at_rank(pin(w, j->fds[j->segments.v[i].fd], j->segments.v[i].bytes), i);
-	struct err_info info = *err_last();
-	while (e && w->pins.n > before)
-		drop(w, &w->pins.v[--w->pins.n]);
-	if (e)
-		err_restore(&info);
+	if (e) {
+		CLEANUP(err_restore) struct err_info info = *err_last();
+		gpu_let_go(w, before);
+	}
 	return e;
 }

@@ -20,5 +20,7 @@ struct gpu_segment {
 };
 /* The segment mapped, and page-locked if the driver lets us: once, and again only if it has grown. Valid until the next gpu_sweep. */
 FALLIBLE enum err gpu_map_segment(struct worker *w, int fd, uint64_t bytes, struct gpu_segment *out);
+/* Lets go what was page-locked or mapped since worker->pins.n was `before`: a segment that is read once. */
+void gpu_let_go(struct worker *w, uint64_t before);
 /* Lets go what has no name any more. */
 void gpu_sweep(struct worker *w);
