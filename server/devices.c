@@ -134,6 +134,11 @@ bool devices_pending(const struct devices *d)
 	return !d->backends && d->worker;
 }
 
+const json_t *devices_found(const struct devices *d)
+{
+	return d->found;
+}
+
 bool devices_has(const struct devices *d, const char *uuid)
 {
 	const json_t *one;

@@ -17,6 +17,7 @@ const char *devices_missing(const struct devices *d, const char *backend);
 /* The first probe is still under way: what is missing is not known. */
 bool devices_pending(const struct devices *d);
 const char *devices_only(const struct devices *d);               /* the uuid of the host's GPU, if it has one; else NULL. Valid as long */
+const json_t *devices_found(const struct devices *d);            /* the probe's "devices"; NULL: not known. Valid as long */
 bool devices_has(const struct devices *d, const char *uuid);     /* a GPU */
 /* Its version as the probe told it, "2.21.5"; NULL: none was told. Valid as long. */
 const char *devices_version(const struct devices *d, const char *backend);

@@ -57,7 +57,10 @@ void doctor_drivers_say(const struct doctor_host *h, const struct doctor_heard *
 
 	*cuda = (struct doctor_finding){ .name = "cuda" };
 	*nccl = (struct doctor_finding){ .name = "nccl" };
-	if (!heard->no_cuda)
+	if (!heard->no_cuda && heard->gpu_problem)
+		doctor_say(cuda, DOCTOR_WARN, mend_of(h, heard->gpu_problem), "the driver answers, but not every GPU: %.300s",
+			   heard->gpu_problem);
+	else if (!heard->no_cuda)
 		doctor_say(cuda, DOCTOR_OK, "", "the driver answers");
 	else if (heard->is_pending || !has_driver(h))
 		doctor_say(cuda, DOCTOR_IDLE, "", "%.380s", heard->no_cuda);
@@ -129,6 +132,17 @@ static const char *reason_of(const json_t *backend)
 	return json_is_true(json_object_get(backend, "available")) ? NULL : reason ? reason : "the probe did not say why";
 }
 
+const char *doctor_gpu_problem(const json_t *found)
+{
+	const json_t *one;
+	size_t i;
+
+	json_array_foreach(found, i, one)
+		if (json_object_get(one, "problem"))
+			return json_string_value(json_object_get(one, "problem"));
+	return NULL;
+}
+
 void doctor_drivers_ask(const struct doctor_host *h, struct doctor_finding out[DOCTOR_DRIVERS])
 {
 	CLEANUP(json_decrefp) json_t *hello = NULL;
@@ -140,6 +154,7 @@ void doctor_drivers_ask(const struct doctor_host *h, struct doctor_finding out[D
 	} else {
 		const json_t *backends = json_object_get(hello, "backends"), *nccl = json_object_get(backends, "nccl");
 		heard = (struct doctor_heard){ .no_cuda = reason_of(json_object_get(backends, "cuda")), .no_nccl = reason_of(nccl),
+					       .gpu_problem = doctor_gpu_problem(json_object_get(hello, "devices")),
 					       .nccl_version = json_string_value(json_object_get(nccl, "version")) };
 	}
 	doctor_drivers_say(h, &heard, out);

@@ -74,8 +74,9 @@ static void add_storage(struct report *r, const struct storage *st)
 
 static void add_drivers(struct report *r, const struct doctor_host *h, const struct devices *d)
 {
-	struct doctor_heard heard = { devices_missing(d, "cuda"), devices_missing(d, "nccl"), devices_version(d, "nccl"),
-				      devices_pending(d) };
+	struct doctor_heard heard = { .no_cuda = devices_missing(d, "cuda"), .no_nccl = devices_missing(d, "nccl"),
+				      .gpu_problem = doctor_gpu_problem(devices_found(d)), .nccl_version = devices_version(d, "nccl"),
+				      .is_pending = devices_pending(d) };
 	struct doctor_finding f[DOCTOR_DRIVERS];
 
 	doctor_drivers_say(h, &heard, f);

@@ -250,6 +250,32 @@ static void reason_case(void *arg)
 	C_TEXT((const char *)arg);
 }
 
+/* A GPU that fell off is looked at before the one that is wanted. */
+static void second_of_two(void *arg)
+{
+	struct device_info info;
+	uint32_t index;
+
+	(void)arg;
+	C_OK(device_cuda_info(1, &info));
+	setenv("FAKE_CUDA_FAIL", "cuDeviceGetName:1:999", 1);
+	C_OK(device_cuda_find(info.uuid, &index));
+	C_TRUE(index == 1);
+	setenv("FAKE_CUDA_FAIL", "cuDeviceGetUuid_v2:1:999", 1);
+	C_ERR(DEVICE_FAILED, device_cuda_find("GPU-of-another-host", &index));
+	C_TEXT("cuDeviceGetUuid");
+}
+
+static void test_find(void **state)
+{
+	(void)state;
+	if (t_gpu())
+		skip();
+	setenv("FAKE_CUDA_DEVICES", "2", 1);
+	t_fakes_run(second_of_two, NULL);
+	unsetenv("FAKE_CUDA_DEVICES");
+}
+
 static void test_reasons(void **state)
 {
 	static const struct { const char *name, *value, *text; } cases[] = {
@@ -382,7 +408,8 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_cpu),	  cmocka_unit_test(test_gpu),	    cmocka_unit_test(test_marks),
-		cmocka_unit_test(test_pin),	  cmocka_unit_test(test_memory),    cmocka_unit_test(test_reasons),
+		cmocka_unit_test(test_pin),	  cmocka_unit_test(test_memory),    cmocka_unit_test(test_find),
+		cmocka_unit_test(test_reasons),
 		cmocka_unit_test(test_libraries), cmocka_unit_test(test_call_errors),
 	};
 

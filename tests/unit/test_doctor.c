@@ -153,7 +153,8 @@ static const char *const no_library[][3] = {
 static void test_a_driver_whose_library_does_not_answer(void **state)
 {
 	const char *idle[] = { "no NVIDIA driver", "not yet known: the probe has not answered" };
-	struct doctor_heard none = { idle[0], idle[0], NULL, false }, pending = { idle[1], idle[1], NULL, true };
+	struct doctor_heard none = { .no_cuda = idle[0], .no_nccl = idle[0] };
+	struct doctor_heard pending = { .no_cuda = idle[1], .no_nccl = idle[1], .is_pending = true };
 
 	(void)state;
 	drivers_say(&none, DOCTOR_IDLE, idle[0], ""); /* of no concern without the kernel's driver */
@@ -162,9 +163,11 @@ static void test_a_driver_whose_library_does_not_answer(void **state)
 	put("/dev/nvidiactl", "");
 	drivers_say(&pending, DOCTOR_IDLE, idle[1], "");
 	drivers_say(&(struct doctor_heard){ .nccl_version = "2.28.9" }, DOCTOR_OK, "the driver answers", "");
+	drivers_say(&(struct doctor_heard){ .gpu_problem = "cuDeviceGetName: GPU is lost (error 999)" }, DOCTOR_WARN,
+		    "the driver answers, but not every GPU: cuDeviceGetName", "grep -e NVRM -e Xid");
 	for (int inside = 0; inside < 2; inside++) {
 		for (size_t i = 0; i < sizeof no_library / sizeof *no_library; i++) {
-			struct doctor_heard heard = { no_library[i][0], no_library[i][0], NULL, false };
+			struct doctor_heard heard = { .no_cuda = no_library[i][0], .no_nccl = no_library[i][0] };
 			drivers_say(&heard, DOCTOR_WARN, no_library[i][0], no_library[i][1 + inside]);
 		}
 		put("/.dockerenv", "");

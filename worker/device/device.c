@@ -172,15 +172,21 @@ FALLIBLE enum err device_export(struct device *d, const struct device_import *i,
 
 FALLIBLE enum err device_cuda_find(const char *uuid, uint32_t *index_out)
 {
+	struct err_info failed = { 0 };
 	struct device_info info;
 
 	TRY(device_cuda_open());
 	for (uint32_t i = 0; i < device_cuda_count(); i++) {
-		TRY(device_cuda_info(i, &info));
-		if (strcmp(info.uuid, uuid) == 0) {
+		if (device_cuda_info(i, &info) != OK) {
+			failed = *err_last(); /* one GPU that fell off does not hide the others */
+		} else if (strcmp(info.uuid, uuid) == 0) {
 			*index_out = i;
 			return OK;
 		}
+	}
+	if (failed.code) {
+		err_restore(&failed);
+		return failed.code;
 	}
 	return ERR(NOT_FOUND, "this process sees no GPU %.64s", uuid);
 }
