@@ -430,11 +430,34 @@ static void one_gpu_for_two(void)
 	C_TRUE(err_last()->rank == 2);
 	C_TEXT("ranks 1 and 2 are both on GPU-");
 	C_TEXT("NCCL takes one member a GPU");
-	setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1); /* the fake is one that takes more */
-	C_OK(comm_open(&spec, &me.c));
-	C_OK(comm_barrier(me.c));
-	comm_close(me.c);
 	device_close(spec.device);
+}
+
+static void two_on_a_gpu(const char *version, enum err want)
+{
+	struct comm_spec spec = spec_of();
+
+	setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+	setenv("FAKE_NCCL_VERSION", version, 1);
+	C_OK(device_open(0, &spec.device));
+	C_TRUE(comm_open(&spec, &me.c) == want);
+	if (want == OK) {
+		C_OK(comm_barrier(me.c));
+		comm_close(me.c);
+	} else {
+		C_TEXT("NCCL takes one member a GPU (NCCL 2.30 takes more");
+	}
+	device_close(spec.device);
+}
+
+static void one_gpu_for_two_of_2_30(void)
+{
+	two_on_a_gpu("23000", OK);
+}
+
+static void one_gpu_for_two_of_an_older_one(void)
+{
+	two_on_a_gpu("22907", ERR_BACKEND_UNAVAILABLE);
 }
 
 static void init_fails(void)
@@ -507,6 +530,8 @@ static void test_open(void **state)
 	run(old_library, 1);
 	run(next_library, 1);
 	run(one_gpu_for_two, 3);
+	run(one_gpu_for_two_of_2_30, 2);
+	run(one_gpu_for_two_of_an_older_one, 2);
 }
 
 /* The search path is read at start, so these are the program again, without the loader's cache, which may know of an NCCL here. */

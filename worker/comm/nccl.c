@@ -76,8 +76,9 @@ enum err comm_nccl_available(int *version_out)
 bool comm_nccl_shares_gpus(void)
 {
 	const char *asked = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+	int version;
 
-	return asked && strcmp(asked, "1") == 0;
+	return asked && strcmp(asked, "1") == 0 && comm_nccl_available(&version) == OK && version >= NCCL_SHARES_GPUS;
 }
 
 static enum err failed(struct comm *c, nccl_result r, const char *call)

@@ -14,8 +14,8 @@
 
 /* Opens libnccl.so.2, once; no GPU is touched. ERR_BACKEND_UNAVAILABLE says why: "libnccl.so.2 was not found". */
 FALLIBLE enum err comm_nccl_available(int *version_out);   /* 22809 is 2.28.9; may be NULL */
-/* Whether the environment asks NCCL to take several members on one GPU (NCCL_MULTI_RANK_GPU_ENABLE=1, of NCCL 2.30). Else such a group is
- * refused with ERR_BACKEND_UNAVAILABLE, which names two members and their GPU. */
+/* Whether NCCL is 2.30 or newer, and the environment asks it to take several members on one GPU (NCCL_MULTI_RANK_GPU_ENABLE=1). Else such
+ * a group is refused with ERR_BACKEND_UNAVAILABLE, which names two members and their GPU. */
 bool comm_nccl_shares_gpus(void);
 /* A communicator of this process could not be ended within seconds: NCCL's call has not returned. No other is opened, and the process
  * should end, by _exit: the driver's own end would wait for the same. */

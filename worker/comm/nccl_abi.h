@@ -9,7 +9,7 @@ typedef unsigned nccl_result;               /* enum ncclResult_t */
 struct ncclComm;
 struct CUstream_st;
 
-enum { NCCL_ID_BYTES = 128, NCCL_OLDEST = 21400, NCCL_NEXT_MAJOR = 30000 };
+enum { NCCL_ID_BYTES = 128, NCCL_OLDEST = 21400, NCCL_SHARES_GPUS = 23000, NCCL_NEXT_MAJOR = 30000 };
 
 #ifndef NCCL_H_
 typedef struct {
