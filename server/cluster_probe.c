@@ -71,7 +71,7 @@ void cluster_probe_heard(struct cluster *c, const char *head)
 	if (!c || !head || strcmp(head, c->probe->number) != 0)
 		return;
 	c->probe->found = true;
-	c->probe->problem[0] = '\0'; /* heard late, behind the failure: it is not asked again */
+	c->probe->problem[0] = '\0'; /* the question may arrive after its time-out: the node is found all the same */
 }
 
 const char *cluster_probe_problem(const struct cluster *c)

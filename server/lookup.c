@@ -430,7 +430,7 @@ static void note_soiled(const struct question *q)
 		st->sweep_due = true;
 }
 
-/* All of a pool's workers may have died before the daemon notices. Where the one after them dies too, the question kills. */
+/* All of a pool's workers may have died before the daemon notices. A question whose next worker dies too is what kills them. */
 static void on_ended(struct worker *w, enum err e)
 {
 	struct lookup_worker *lw = w->owner;
@@ -440,7 +440,7 @@ static void on_ended(struct worker *w, enum err e)
 
 	lw->question = NULL;
 	forget_worker(lw);
-	if (q && q->lost++ < WORKERS_MAX && !is_done_once(q)) {
+	if (q && q->lost++ < p->worker_count && !is_done_once(q)) {
 		put_back(q);
 		pump(p);
 	} else if (q) {

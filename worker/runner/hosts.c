@@ -234,7 +234,8 @@ static FALLIBLE enum err hosts_wait_leader(struct hosts *h, const char *what)
 	return gone ? gave_up(h) : OK;
 }
 
-/* The leader is gone, or silent: did it commit before? The manifest has its job, and the id of the save, which is never used twice. */
+/* Is the target what this save committed? Its manifest has the leader's job, and the id of the save, which is never used twice: so a host
+ * that has not met the leader can tell, too. */
 static bool committed(const struct hosts *h)
 {
 	CLEANUP(manifest_free_ptr) struct manifest *m = NULL;
@@ -265,25 +266,30 @@ static FALLIBLE enum err await_leader(struct hosts *h)
 	return e ? e : gone ? gave_up(h) : OK;
 }
 
-bool hosts_written(const struct hosts *h)
+bool hosts_written(struct hosts *h)
 {
 	struct hosts_view v;
 
-	if (h->is_committed)
-		return true;
-	bool there = !h->leads && look(h, &v) == OK;
-	there = there && has(&v, "part", h->index);
-	if (!h->leads)
-		view_free(&v);
-	return there;
+	if (h->is_committed || h->leads)
+		return h->is_committed;
+	bool there = look(h, &v) == OK && has(&v, "part", h->index);
+	if (v.gone && h->job->attempt > 1) /* the leader has removed it since this host came */
+		h->is_committed = committed(h);
+	view_free(&v);
+	return there || h->is_committed;
 }
 
 enum err hosts_await_again(struct hosts *h)
 {
-	if (!h->is_committed) {
-		TRY(hosts_read_leader(h));
-		TRY(await_leader(h));
+	enum err e = h->is_committed ? OK : hosts_read_leader(h);
+	if (e == ERR_NOT_FOUND && committed(h)) {
+		h->is_committed = true;
+		err_clear();
+	} else {
+		TRY(e);
 	}
+	if (!h->is_committed)
+		TRY(await_leader(h));
 	h->job->result = json_pack("{s:o, s:b}", "checkpoint", ref_doc(&h->job->spec.target), "recovered", true);
 	return h->job->result ? OK : ERR(NO_MEMORY, "no memory for the result");
 }

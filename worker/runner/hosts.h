@@ -30,8 +30,9 @@ FALLIBLE enum err hosts_input(struct hosts *h, struct input *out);
 /* The store as this host of the save sees it: it writes to the shared directory, tells its digests, and either waits for those of all
  * others, to commit what it then knows all of, or waits until the leader has committed. */
 struct write_store hosts_store(struct hosts *h);
-/* Was all of this host written by an attempt that broke off? Then nothing is touched any more, only awaited; fills the job's result. */
-bool hosts_written(const struct hosts *h);
+/* Has an attempt that broke off written all of this host, or is the save committed already? Then hosts_await_again only waits for the
+ * commit, and fills the job's result. */
+bool hosts_written(struct hosts *h);
 FALLIBLE enum err hosts_await_again(struct hosts *h);
 /* Tells the others how it ended here (e: err_last() has why), and tidies up. */
 void hosts_close(struct hosts *h, enum err e);

@@ -24,7 +24,8 @@ struct hosts {
 	bool *local;
 	struct hosts_seen *seen;       /* per host */
 	char leader_job[64];
-	bool leads, met, is_committed; /* the last: by the leader, before this attempt met anyone */
+	bool leads, met;
+	bool is_committed;             /* the leader had committed before this attempt met it */
 	struct rank_segments whole;    /* the world's, for input.state_dict */
 	/* the beat */
 	pthread_t beater;
