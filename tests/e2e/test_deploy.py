@@ -171,6 +171,14 @@ def test_trainers_of_the_gpu_override_have_memory_that_dcpd_takes_of_another_uid
     assert "pid" not in trainer, "not needed for descriptors"
 
 
+def test_a_driver_older_than_the_base_s_cuda_is_not_refused_by_the_toolkit():
+    """CUDA bases set NVIDIA_REQUIRE_CUDA to their own release; dcpd needs the driver's release 470 only."""
+    for service in yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())["services"].values():
+        assert knobs(service["environment"]["NVIDIA_DISABLE_REQUIRE"]) == {"NVIDIA_DISABLE_REQUIRE": "1"}
+    last = (DEPLOY / "Dockerfile.cuda").read_text().split("\nFROM ")[-1]
+    assert re.search(r"^ENV NVIDIA_DISABLE_REQUIRE=1$", last, re.M)
+
+
 def test_images_are_built_of_what_the_build_needs_and_share_user_and_health_check():
     wanted = set(re.search(r"^BUILD_DEBS := ((?:.*\\\n)*.*)", (TOP / "Makefile").read_text(), re.M).group(1).replace("\\", "").split())
     texts = {name: (DEPLOY / name).read_text() for name in ("Dockerfile", "Dockerfile.cuda")}
