@@ -52,10 +52,28 @@ def test_the_drop_in_of_gpu_hosts_lets_it_see_nvidia_s_devices_alone(unit_root):
     out = run("systemd-analyze", "security", "--offline=yes", "--threshold=40", f"--root={unit_root}", "dcpd.service")
     assert out.returncode == 0 and "ignoring" not in out.stdout and "Unknown" not in out.stdout, out.stdout
     settings = re.findall(r"^([A-Za-z]+)=(.*)$", (DEPLOY / "dcpd-gpu.conf").read_text().split("[Service]")[1], re.M)
-    assert settings == [("PrivateDevices", "no"), ("DevicePolicy", "closed"), ("DeviceAllow", "char-nvidia* rw"),
-                        ("MemoryDenyWriteExecute", "no"), ("RestrictAddressFamilies", "AF_NETLINK")]
+    assert settings == [("PrivateDevices", "no"), ("DevicePolicy", "closed"), ("DeviceAllow", "char-nvidia* rwm"),
+                        ("ExecStartPre", "-+/usr/bin/nvidia-modprobe -u -c=0"), ("MemoryDenyWriteExecute", "no"),
+                        ("RestrictAddressFamilies", "AF_NETLINK")]
     for page in (DEPLOY / "README.md", DEPLOY / "dcpd.service", TOP / "Makefile"):
         assert "dcpd-gpu.conf" in page.read_text(), page
+
+
+def test_the_drop_in_of_gpu_hosts_is_valid_where_nvidia_modprobe_is_missing(unit_root):
+    folder = unit_root / "etc/systemd/system/dcpd.service.d"
+    folder.mkdir()
+    (unit_root / "usr/bin").mkdir(parents=True)
+    for program in ("dcpd", "kill"):
+        (unit_root / "usr/bin" / program).write_text("#!/bin/sh\n")
+        (unit_root / "usr/bin" / program).chmod(0o755)
+    (unit_root / "bin").symlink_to("usr/bin")
+    text = (DEPLOY / "dcpd-gpu.conf").read_text()
+    for setting in ("Wants", "After"):
+        assert "modprobe@nvidia_uvm.service" in re.findall(rf"^{setting}=(.*)$", text, re.M), "its device is named by DeviceAllow= from then on"
+    for drop_in, is_valid in ((text, True), (text.replace("ExecStartPre=-+", "ExecStartPre=+"), False)):
+        (folder / "gpu.conf").write_text(drop_in)
+        out = run("systemd-analyze", "verify", "--man=no", f"--root={unit_root}", "dcpd.service")
+        assert (out.returncode == 0, "nvidia-modprobe is not executable" in out.stdout) == (is_valid, not is_valid), out.stdout
 
 
 def test_snapshots_outlive_the_service():
