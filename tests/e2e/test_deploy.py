@@ -171,7 +171,8 @@ def test_what_compose_hands_to_dcpd_are_options_of_its_own(tmp_path):
     if not (BIN / "dcpd").exists():
         pytest.skip(f"{BIN}/dcpd is not built")
     handed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["dcpd"]["environment"]
-    assert {"DCPD_WORKERS", "DCPD_JOB_MEMORY", "DCPD_SHM_LIMIT"} <= set(handed)
+    assert {"DCPD_WORKERS", "DCPD_JOB_MEMORY", "DCPD_SHM_LIMIT", "DCPD_DEVICE_LIMIT", "DCPD_KEEP_SEALED", "DCPD_LEASE", "DCPD_FILE_MODE",
+            "DCPD_KEEP_JOBS", "DCPD_LOG_FORMAT", "DCPD_OTLP_ENDPOINT"} <= set(handed)
     defaults = {name: knobs(value)[name] for name, value in handed.items()}
 
     def config(env):
