@@ -1,6 +1,7 @@
 """deploy/kubernetes: its form by yamllint and Kubernetes' own schemas, what refers to what, preStop, and names in the cluster's DNS."""
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,23 @@ def run(*argv, **more):
 def kubernetes():
     """Each document of the kit by kind."""
     return {d["kind"]: d for f in sorted((DEPLOY / "kubernetes").glob("*.yaml")) for d in yaml.safe_load_all(f.read_text())}
+
+
+def merge(base, patch):
+    """A strategic merge: objects member by member, lists of named objects by name, all else replaced."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        return {**base, **{k: merge(base.get(k), v) for k, v in patch.items()}}
+    if isinstance(base, list) and isinstance(patch, list) and all(isinstance(x, dict) and "name" in x for x in [*base, *patch]):
+        by_name = {x["name"]: x for x in base}
+        return list({**by_name, **{x["name"]: merge(by_name.get(x["name"]), x) for x in patch}}.values())
+    return patch
+
+
+def gpu_kit():
+    """DaemonSet and Job as the patches of gpu/ make them."""
+    files = sorted((DEPLOY / "kubernetes/gpu").glob("*.yaml"))
+    patches = [yaml.safe_load(f.read_text()) for f in files]
+    return {p["kind"]: merge(kubernetes()[p["kind"]], p) for p in patches}
 
 
 def jobset_job(kit):
@@ -77,12 +95,64 @@ def test_the_kit_has_the_form_that_kubernetes_wants(tmp_path):
     kit = kubernetes()
     out = run(tool("yamllint"), "--strict", "-d", LINT, *sorted(DEPLOY.rglob("*.y*ml")))
     assert out.returncode == 0, out.stdout
-    known = [d for k, d in kit.items() if k not in CUSTOM] + [jobset_job(kit)]
+    known = [d for k, d in kit.items() if k not in CUSTOM] + [jobset_job(kit), *gpu_kit().values()]
     (tmp_path / "kit.yaml").write_text(yaml.safe_dump_all(known))
     out = run(tool("kubernetes-validate"), "--strict", tmp_path / "kit.yaml")
     assert out.returncode == 0 and out.stdout.count(" passed ") == len(known), out.stdout
     (tmp_path / "kit.yaml").write_text(yaml.safe_dump({**jobset_job(kit), "specs": {}}))
     assert run(tool("kubernetes-validate"), "--strict", tmp_path / "kit.yaml").returncode != 0, "it finds a field that is not known"
+
+
+def by_name(items):
+    return {x["name"]: x for x in items}
+
+
+def test_the_patches_of_gpu_nodes_add_gpus_and_change_nothing_else():
+    """dcpd sees all GPUs and takes none from the device plugin, which would keep them from trainers."""
+    kit, patched = kubernetes(), gpu_kit()
+    assert set(patched) == {"DaemonSet", "Job"}
+    for kind, document in patched.items():
+        spec, base = (d["spec"]["template"]["spec"] for d in (document, kit[kind]))
+        assert spec.pop("runtimeClassName") == "nvidia" and "runtimeClassName" not in base
+        for group in ("initContainers", "containers"):
+            for c, old in zip(spec.get(group, []), base.get(group, []), strict=True):
+                env = by_name(c.pop("env", []))
+                old_env = by_name(old.pop("env", []))
+                assert old_env.items() <= env.items()
+                added = {k: v["value"] for k, v in env.items() if k not in old_env}
+                if kind == "DaemonSet":
+                    assert c["image"] == "dcpd-cuda:latest" and "nvidia.com/gpu" not in str(c)
+                    assert added == ({} if group == "initContainers" else
+                                     {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+                                      "NVIDIA_DISABLE_REQUIRE": "1"})
+                    c["image"] = old["image"]
+                else:
+                    assert added == {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+                    assert c.pop("resources") == {"limits": {"nvidia.com/gpu": 1}}
+        assert document == kit[kind]
+
+
+def sorted_by_name(x):
+    """The order of named objects, and fields that kubectl writes out though they are empty, say nothing."""
+    if isinstance(x, dict):
+        return {k: sorted_by_name(v) for k, v in x.items() if v not in (None, {})}
+    if isinstance(x, list):
+        return sorted((sorted_by_name(v) for v in x), key=lambda v: v["name"] if isinstance(v, dict) and "name" in v else "")
+    return x
+
+
+@pytest.mark.parametrize("name", ["daemonset", "trainer.example"])
+def test_kubectl_makes_the_same_of_the_patches_of_gpu_nodes(name):
+    """By the command of the manual and of the patch itself."""
+    if not shutil.which("kubectl"):
+        pytest.skip("no kubectl")
+    command = f"kubectl patch --local -f deploy/kubernetes/{name}.yaml --patch-file deploy/kubernetes/gpu/{name}.yaml -o yaml |"
+    assert command in (DEPLOY / "kubernetes/gpu" / f"{name}.yaml").read_text()
+    assert name != "daemonset" or command in (DEPLOY / "README.md").read_text()
+    out = subprocess.run(["sh", "-c", f"{command} cat"], cwd=lib.ROOT, text=True, stdout=subprocess.PIPE, check=True)
+    got = yaml.safe_load(out.stdout)
+    want = gpu_kit()[got["kind"]]
+    assert sorted_by_name(got["spec"]) == sorted_by_name(want["spec"]) and got["metadata"]["name"] == want["metadata"]["name"]
 
 
 def test_prestop_waits_for_the_saves_of_all_runs(d):
