@@ -69,7 +69,7 @@ def test_the_drop_in_of_gpu_hosts_is_valid_where_nvidia_modprobe_is_missing(unit
     (unit_root / "bin").symlink_to("usr/bin")
     text = (DEPLOY / "dcpd-gpu.conf").read_text()
     for setting in ("Wants", "After"):
-        assert "modprobe@nvidia_uvm.service" in re.findall(rf"^{setting}=(.*)$", text, re.M), "its device is named by DeviceAllow= from then on"
+        assert "modprobe@nvidia_uvm.service" in re.findall(rf"^{setting}=(.*)$", text, re.M), "DeviceAllow= names loaded modules only"
     for drop_in, is_valid in ((text, True), (text.replace("ExecStartPre=-+", "ExecStartPre=+"), False)):
         (folder / "gpu.conf").write_text(drop_in)
         out = run("systemd-analyze", "verify", "--man=no", f"--root={unit_root}", "dcpd.service")
