@@ -2,10 +2,12 @@
 
 The unit tests of device memory run over the real libcuda and libnccl. Then the package saves and loads real tensors of torch.cuda, with the
 default allocator and with expandable segments, and every byte is compared with a copy that PyTorch made. That dcpd copied, and not PyTorch
-in its place, is told by the daemon's counter, and by the logger, which has nothing to say. Without a GPU the script says what is missing
-and skips. `--device cpu` tries the script itself.
+in its place, is told by the daemon's counter, and by the logger, which has nothing to say. Weights that dcpd keeps in the GPU's memory are
+mapped by engines of other processes, which are killed. Without a GPU the script says what is missing and skips. `--device cpu` tries the
+script itself.
 """
 import argparse
+import contextlib
 import logging
 import os
 import pathlib
@@ -47,6 +49,14 @@ def numbers(n, seed, dtype):
 
     g = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (n * dtype.itemsize,), dtype=torch.uint8, generator=g).view(dtype)
+
+
+def kept_weights(n):
+    """The weights that engines map: every process makes the same ones to compare with."""
+    import torch
+
+    return {"large": numbers(n, 60, torch.float32), "half": numbers(100003, 61, torch.bfloat16), "codes": numbers(1000003, 62, torch.uint8),
+            "scalar": numbers(1, 63, torch.float64).reshape(()), "empty": torch.zeros(0, 3), "step": 64}
 
 
 def raw(t):
@@ -99,7 +109,58 @@ def blank(x):
 # --------------------------------------------------------------------------------------------------------------- cases
 
 
+def wait_for(condition, otherwise):
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, f"{otherwise} in {SECONDS} s"
+        time.sleep(0.05)
+
+
+class Engine:
+    """A process that maps kept weights. It compares them once when it starts, and once more each time it is asked to."""
+
+    def __init__(self, program, url, *args):
+        self.p = subprocess.Popen([*program, *args], env={**os.environ, "DCPD_URL": url}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  text=True)
+        self.has_compared()
+
+    def has_compared(self):
+        line = self.p.stdout.readline()
+        assert line == "same\n", f"an engine said {line!r}"
+
+    def compare_again(self):
+        self.p.stdin.write("\n")
+        self.p.stdin.flush()
+        self.has_compared()
+
+    def kill(self):
+        """Kills the process, which gets no chance to unmap or to say goodbye."""
+        self.p.kill()
+        self.p.wait(SECONDS)
+        self.p.stdin.close()
+        self.p.stdout.close()
+
+
+def engine(device, what):
+    """The program of an Engine: `what` is the state dict's name and the n of its kept_weights."""
+    import warnings
+
+    import dcpd
+
+    warnings.simplefilter("ignore")  # torch warns of memory that is read-only
+    name, _, n = what.partition(":")
+    wanted = kept_weights(int(n))
+    with dcpd.attach(f"shm:{name}", device="cuda:0" if device == "cuda" else None) as view:
+        while True:
+            same(dict(view), wanted)
+            print("same", flush=True)
+            if not sys.stdin.readline():
+                break
+
+
 class Check:
+    program = [sys.executable, __file__]  # that engines run
+
     def __init__(self, device, mib):
         import torch
 
@@ -242,6 +303,52 @@ class Check:
             assert next(iter(updates)).version == 1
             same(into, wanted["model"])
 
+    def free_memory(self):
+        """Bytes that the GPU has free."""
+        return self.torch.cuda.mem_get_info(0)[0]
+
+    def kept(self):
+        """Weights in the GPU's memory outlive the engines that map them, and go when they are dropped and the last engine has ended. With
+        "cpu": weights in shared memory."""
+        device, images = "cuda:0" if self.gpu else None, self.client.device_images
+        with contextlib.ExitStack() as undo:
+
+            def start():
+                started = Engine(self.program, self.client.url, "--device", self.device, "--engine", f"kept:{self.n}")
+                undo.callback(started.kill)
+                return started
+
+            def keep(name, n):
+                self.dcpd.save(kept_weights(n), f"main:{name}")
+                free = self.free_memory() if self.gpu else 0
+                record = self.dcpd.keep(f"main:{name}", name, device=device)
+                undo.callback(self.delete, self.client.state_dicts.delete, name)
+                if self.gpu:
+                    undo.callback(self.delete, images.drop, record["id"])
+                return record, free
+
+            keep("warm", 1)  # and with it the context of dcpd's process: from here on it is weights that take and free memory
+            image, free = keep("kept", self.n)
+            if self.gpu:
+                size, taken = image["bytes"], free - self.free_memory()
+                assert taken > size * 3 // 4, f"an image of {size} bytes has taken {taken}: it is not in the GPU's memory"
+            first = start()
+            first.kill()
+            if self.gpu:
+                self.client.state_dicts.delete("kept")  # the next engine's bytes are the GPU's
+                wait_for(lambda: not images.get(image["id"])["attached"], "dcpd did not notice the end of a killed engine")
+            second = start()
+            if self.gpu:
+                images.drop(image["id"])
+                second.compare_again()
+            second.kill()
+            if self.gpu:
+                wait_for(lambda: free - self.free_memory() < size // 4, f"{size} bytes of a dropped image were not freed")
+
+    def delete(self, call, name):
+        with contextlib.suppress(self.dcpd.NotFound):
+            call(name)
+
     def ranks(self):
         """Two processes on one GPU, each with half of each tensor; another cut on the way back."""
         with tempfile.TemporaryDirectory() as folder:
@@ -257,8 +364,8 @@ class Check:
 
     def all(self):
         failed = []
-        for case in (self.save, self.async_save, self.overlap, self.load, self.casts, self.small, self.drop_in, self.published, self.ranks,
-                     self.leaves_nothing):
+        for case in (self.save, self.async_save, self.overlap, self.load, self.casts, self.small, self.drop_in, self.published, self.kept,
+                     self.ranks, self.leaves_nothing):
             start = time.monotonic()
             try:
                 case()
@@ -335,7 +442,11 @@ def main():
     p.add_argument("--units", nargs="*", default=[])
     p.add_argument("--cases", action="store_true")
     p.add_argument("--rank")
+    p.add_argument("--engine")
     o = p.parse_args()
+    if o.engine:
+        engine(o.device, o.engine)
+        return
     if o.rank:
         rank(o.device, o.rank)
         return

@@ -82,6 +82,24 @@ class Trainer:
                 self(*call)
 
 
+def taken_by(holders):
+    """Bytes of device memory that dcpd's holders (their pids), dcpd itself or this process's children have open or mapped."""
+    pids, sizes = set(holders), {}
+    pids |= {int(pathlib.Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[1]) for p in pids}
+    pids |= {int(p) for tasks in pathlib.Path("/proc/self/task").glob("*/children") for p in tasks.read_text().split()}
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
+                if "fake device memory" in line:
+                    begin, end = (int(x, 16) for x in line.split()[0].split("-"))
+                    sizes[line.split()[4]] = end - begin
+            for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if "fake device memory" in os.readlink(fd):
+                        sizes[str(fd.stat().st_ino)] = fd.stat().st_size
+    return sum(sizes.values())
+
+
 class Descriptors:
     """An open connection that has handed over descriptors: `token` names them."""
 

@@ -236,5 +236,14 @@ def keep(name, *more):
         tell(raised=type(e).__name__, said=str(e))
 
 
+def checked(*args):
+    """An engine of the check of a real GPU (tests/gpu/check.py)."""
+    sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "gpu"))
+    import check
+
+    sys.argv[1:] = args
+    check.main()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -296,8 +296,8 @@ def lost(ref, how, pid=0):
     return raised, kept
 
 
-def workers(client):
-    return [w for w in client._t.request("GET", "/v1/workers")["workers"] if w["role"] == "device"]
+def workers(client, role="device"):
+    return [w for w in client._t.request("GET", "/v1/workers")["workers"] if w["role"] == role]
 
 
 def overlapped(ref):
@@ -337,6 +337,8 @@ def checks(ref, *cases):
     check.same = lambda got, wanted, real=check.same: real(on("cpu", got), wanted)
     c = check.Check("cuda", 16)
     c.client, c.sync = dcpd.connect(), lambda: None
+    c.program = [sys.executable, str(pathlib.Path(__file__).with_name("on_engine.py")), "checked"]
+    c.free_memory = lambda: -fake_gpu.taken_by(w["pid"] for w in workers(c.client, "holder"))
     for case in cases:
         getattr(c, case)()
         assert not said, (case, said)

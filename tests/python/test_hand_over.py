@@ -174,7 +174,7 @@ def test_an_overlapping_save(run):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cases", [["save", "async_save"], ["load"], ["casts", "published"]])
+@pytest.mark.parametrize("cases", [["save", "async_save"], ["load"], ["casts", "published"], ["kept"]])
 def test_what_the_check_of_a_gpu_expects(run, cases):
     run("checks", *cases)
 
