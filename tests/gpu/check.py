@@ -345,6 +345,39 @@ class Check:
             if self.gpu:
                 wait_for(lambda: free - self.free_memory() < size // 4, f"{size} bytes of a dropped image were not freed")
 
+    def operations(self):
+        """Operations on state dicts that move their bytes over NCCL end with the bytes of those in shared memory."""
+        t, client = self.torch, self.client
+        wait_for(lambda: "not yet known" not in client.capabilities()["backends"]["nccl"].get("reason", ""), "dcpd did not look for NCCL")
+        found = client.capabilities()
+        gpus = len(found["devices"])
+        lacks = found["backends"]["nccl"].get("reason") or ("there is one GPU, and NCCL takes one member a GPU" if gpus < 2 else "")
+        if lacks:
+            print(f"operations: skipped, nothing was moved over NCCL: {lacks}")
+            return
+        world = min(gpus, 4)
+        weights = {"large": numbers(self.n // 4, 70, t.float32).view(-1, 256), "half": numbers(100003, 71, t.bfloat16)}
+
+        def cut(large):
+            return [{"match": "large", "mesh": [world], "placements": [large]}, {"match": "*", "mesh": [world], "placements": ["Shard(0)"]}]
+
+        self.dcpd.save(weights, "main:operations")
+        self.dcpd.keep("main:operations", "cut", world_size=world, layout=cut("Shard(0)"))
+        made = ["cut"]
+        for kind, more in (("gather", {}), ("redistribute", {"layout": cut("Shard(1)")}), ("broadcast", {})):
+            for backend in ("shm", "nccl"):
+                source, name = "shm:cut" if kind != "broadcast" else f"shm:gather-{backend}", f"{kind}-{backend}"
+                made.append(name)
+                result = client.jobs.run(kind, SECONDS, source=source, target=f"shm:{name}", backend=backend, **more)["result"]
+                assert result["backend"] == backend and result["moved_bytes"], result
+            for rank in range(world):
+                with self.dcpd.attach(f"{kind}-shm", rank) as over_shm, self.dcpd.attach(f"{kind}-nccl", rank) as over_nccl:
+                    same(dict(over_nccl), dict(over_shm))
+                    if kind != "redistribute":
+                        same(dict(over_nccl), weights)
+        for name in made:
+            client.state_dicts.delete(name)
+
     def delete(self, call, name):
         with contextlib.suppress(self.dcpd.NotFound):
             call(name)
@@ -365,7 +398,7 @@ class Check:
     def all(self):
         failed = []
         for case in (self.save, self.async_save, self.overlap, self.load, self.casts, self.small, self.drop_in, self.published, self.kept,
-                     self.ranks, self.leaves_nothing):
+                     self.operations, self.ranks, self.leaves_nothing):
             start = time.monotonic()
             try:
                 case()

@@ -179,6 +179,11 @@ def test_what_the_check_of_a_gpu_expects(run, cases):
     run("checks", *cases)
 
 
+@pytest.mark.long
+def test_what_the_check_of_several_gpus_expects(run, spawn):
+    run("checks", "operations", d=spawn(env={"LD_LIBRARY_PATH": str(FAKES), "FAKE_CUDA_DEVICES": "2"}))
+
+
 def test_little_memory_is_not_worth_a_copy(run):
     assert run("little")[1] == 0
 
