@@ -581,7 +581,7 @@ FALLIBLE enum err job_start_attempt(struct job *j)
 	TRY(job_body(j, run.generation, &body, &fds, &run.fd_count));
 	run.body = body;
 	run.fds = fds;
-	if (job_spec_loads(j) && j->target_use)
+	if (job_spec_loads(j) && j->target_use && !j->dry_run)
 		state_dict_rewrite(j->target_use);
 	enum err e = gang_start_run(j->server->gangs, j->storages, j->storage_count, &run, &j->gang);
 	json_decref(body);
