@@ -69,7 +69,7 @@ BUILD_DEBS := gcc libc6-dev make pkg-config libmicrohttpd-dev libevent-dev libja
               libxxhash-dev libisal-dev zlib1g-dev libzstd-dev libseccomp-dev libpcre2-dev libsystemd-dev \
               libcurl4-openssl-dev libacl1-dev libsodium-dev libexpat1-dev libssl-dev
 TEST_DEBS := g++ locales libcmocka-dev python3 python3-venv python3-yaml strace chromium-headless-shell zsh fish curl openssl etcd-server
-BENCH_DEBS := chromium fio iperf3 wrk zstd python3 python3-venv
+BENCH_DEBS := chromium fio iperf3 rclone wrk zstd python3 python3-venv
 DEB_DEBS := debhelper dh-python dpkg-dev fakeroot
 DEPLOY_DEBS := lintian debootstrap systemd-container
 SLURM_DEBS := munge slurmctld slurmd slurm-client

@@ -36,7 +36,7 @@ class Mover:
 
 
 def rows(b):
-    """The best of the peers by the clock is the one that counts; all are told. rclone is measured where it is installed."""
+    """The best of the peers by the clock is the one that counts; all are told. rclone is left out where it is not installed."""
     if not b.wants("s3.put") and not b.wants("s3.get"):
         return
     path = b.tmpfs / "s3-content"
