@@ -394,6 +394,7 @@ class Check:
         self.dcpd.close()
         left = [x["name"] for x in self.client.state_dicts.list() if x["name"] != "weights"]
         assert not left, left
+        self.client.state_dicts.delete("weights")  # that of the publication: a daemon of the check's own would wait for its end
 
     def all(self):
         failed = []
