@@ -191,11 +191,10 @@ def test_a_leader_that_is_killed_behind_its_commit_leaves_nothing(two, proxy, s3
 @pytest.mark.long
 def test_a_host_that_comes_again_when_all_is_over_hears_of_the_commit(two, proxy, s3):
     """Its worker is killed while the leader commits, who says goodbye in vain and removes the meeting place."""
-    save, committed, struck, killed = Save(two, f"run/{lib.fresh()}", 100_000), [], threading.Event(), threading.Event()
+    save, struck, killed = Save(two, f"run/{lib.fresh()}", 100_000), threading.Event(), threading.Event()
 
     def fault(verb, path, _):
         if verb == "PUT" and path.endswith(f"{save.name}/.metadata"):
-            committed.append(path)
             struck.set()
             killed.wait(30)
 

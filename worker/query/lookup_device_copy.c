@@ -524,9 +524,9 @@ static FALLIBLE enum err no_room(const char *uuid, uint64_t image_bytes)
 
 static FALLIBLE enum err make_image(struct device_copy *c, const char *uuid, uint64_t image_bytes, struct buf *out, int *fd_out)
 {
-	CLEANUP(mem_free_ptr) unsigned char *taken = mem_alloc(c->segment.not_pinned ? num_min(image_bytes, COPY_BYTES) : 1);
+	CLEANUP(mem_free_ptr) unsigned char *taken = c->segment.not_pinned ? mem_alloc(num_min(image_bytes, COPY_BYTES)) : NULL;
 
-	NEED(taken, "no memory to copy an image through");
+	NEED(taken || !c->segment.not_pinned, "no memory to copy an image through");
 	enum err e = device_create(c->w->gpu, image_bytes, &c->imports[0]);
 
 	if (e == ERR_NO_MEMORY)
