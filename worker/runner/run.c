@@ -7,8 +7,9 @@
 
 #include "base/mem.h"
 #include "base/num.h"
+#include "os/seg.h"
 
-enum { PAGE = 4096 };
+enum { HUGE_PAGE = 2 << 20 };
 
 #define RUN_MAGIC 0x316e757264706364ull /* "dcpdrun1" */
 
@@ -78,11 +79,10 @@ static void set_pointers(struct run *r)
 
 static FALLIBLE enum err map_run(int fd, uint64_t bytes, struct run *out)
 {
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	struct seg_map map;
 
-	if (p == MAP_FAILED)
-		return ERR_SYS(NO_MEMORY, "cannot map a run of %ju bytes", (uintmax_t)bytes);
-	*out = (struct run){ .head = p, .bytes = bytes, .fd = fd };
+	TRY(seg_map(fd, bytes, true, &map));
+	*out = (struct run){ .head = (void *)map.p, .bytes = bytes, .fd = fd };
 	return OK;
 }
 
@@ -112,8 +112,10 @@ enum err run_share(const struct run_build *b, struct run *out)
 	i++;
 	RUN_TABLES(X)
 #undef X
-	uint64_t room_at = (at + PAGE - 1) & ~(uint64_t)(PAGE - 1), bytes = b->room ? room_at + b->room : at;
+	uint64_t room_at = num_div_up(at, HUGE_PAGE) * HUGE_PAGE, bytes = b->room ? room_at + b->room : at;
 	TRY(make_run(bytes, out));
+	if (b->room && seg_allocate(out->fd, room_at, b->room) != OK)
+		err_clear(); /* pages come as they are touched */
 	out->head->magic = RUN_MAGIC;
 	out->head->total_bytes = bytes;
 	out->head->room_at = room_at;

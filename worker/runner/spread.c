@@ -72,9 +72,11 @@ void spread_scan_span(const struct run_src *src, const struct run_scan *scan, ui
 
 static void take_one(void *user, uint32_t window)
 {
-	struct run_spread_window *w = &((struct run *)user)->spread_windows[window];
+	struct run *run = user;
+	struct run_spread_window *w = &run->spread_windows[window];
 
-	w->left -= w->left > 0;
+	if (w->left && --w->left == 0)
+		pthread_cond_broadcast(&spread_shared_of(run)->change);
 }
 
 void spread_taken(struct run *run, uint64_t scan)
@@ -89,7 +91,6 @@ void spread_taken(struct run *run, uint64_t scan)
 	pthread_mutex_lock(&s->lock);
 	s->taken++;
 	spread_each_window(run->spread_units, run->spread_units_n, src->file, lo, hi, take_one, run);
-	pthread_cond_broadcast(&s->change);
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -104,7 +105,7 @@ static bool hold_unit(struct run *run, const struct run_spread_unit *u)
 	pthread_mutex_lock(&s->lock);
 	s->waiting++;
 	while (w->state == SPREAD_COMING && !s->broken && !u->doubted && !atomic_load(&run->head->cancelled))
-		spread_wait(s, &s->came);
+		spread_wait(s, &s->came[u->window % SPREAD_WINDOWS]);
 	s->waiting--;
 	bool here = w->state == SPREAD_HERE && !u->doubted;
 	w->readers += here;
@@ -115,10 +116,11 @@ static bool hold_unit(struct run *run, const struct run_spread_unit *u)
 static void release_unit(struct run *run, const struct run_spread_unit *u, uint64_t served)
 {
 	struct spread_shared *s = spread_shared_of(run);
+	struct run_spread_window *w = &run->spread_windows[u->window];
 
 	atomic_fetch_add(&s->served_bytes, served);
 	pthread_mutex_lock(&s->lock);
-	if (--run->spread_windows[u->window].readers == 0)
+	if (--w->readers == 0 && w->left == 0)
 		pthread_cond_broadcast(&s->change);
 	pthread_mutex_unlock(&s->lock);
 }

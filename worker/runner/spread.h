@@ -20,9 +20,9 @@
 
 enum {
 	SPREAD_HOSTS_MAX = 64,
-	SPREAD_UNIT = 4 << 20,         /* bytes of a unit, which begins at a multiple of SPREAD_UNIT in its file */
-	SPREAD_WINDOW_UNITS = 8,
-	SPREAD_WINDOWS = 4,            /* windows in memory at a time: more than the tasks under way span, or tasks wait for each other */
+	SPREAD_UNIT = 1 << 20,         /* bytes of a unit, which begins at a multiple of SPREAD_UNIT in its file */
+	SPREAD_WINDOW_UNITS = 16,
+	SPREAD_WINDOWS = 8,            /* windows in memory at a time: more than the tasks under way span, or tasks wait for each other */
 	SPREAD_SLACK = 64 << 10,       /* bytes around a scan for the head of its item, and the largest gap worth reading */
 	SPREAD_RANGES_MAX = 1 << 20,   /* ranges of one host */
 };
@@ -79,8 +79,8 @@ enum spread_state { SPREAD_COMING, SPREAD_HERE, SPREAD_OVER };
 /* The beginning of the run's room (run.h); windows follow on a page of their own. */
 struct spread_shared {
 	pthread_mutex_t lock;
-	pthread_cond_t came;           /* signals reads that a window is here, or will not come */
-	pthread_cond_t change;         /* signals the leader's threads that a window was taken, or a unit read */
+	pthread_cond_t came[SPREAD_WINDOWS]; /* by slot; signals reads that its window is here, or will not come */
+	pthread_cond_t change;         /* signals the leader's threads that a window was taken, or this host's part of one read */
 	uint64_t widest;
 	uint64_t taken;                /* scans that were served: counts up */
 	uint32_t waiting;              /* reads for windows that are not here yet */

@@ -355,7 +355,8 @@ static void fail(struct spread *s, enum err e)
 		s->failure = *err_last();
 	}
 	sh->broken = true;
-	pthread_cond_broadcast(&sh->came);
+	for (unsigned i = 0; i < SPREAD_WINDOWS; i++)
+		pthread_cond_broadcast(&sh->came[i]);
 	pthread_cond_broadcast(&sh->change);
 	pthread_mutex_unlock(&sh->lock);
 }
@@ -420,8 +421,8 @@ static void *read_units(void *user)
 		if (e)
 			fail(s, e);
 		pthread_mutex_lock(&sh->lock);
-		s->own_left[u->window]--;
-		pthread_cond_broadcast(&sh->change);
+		if (--s->own_left[u->window] == 0)
+			pthread_cond_broadcast(&sh->change);
 	}
 	pthread_mutex_unlock(&sh->lock);
 	return NULL;
@@ -535,7 +536,7 @@ static FALLIBLE enum err feed_window(struct spread *s, uint64_t window)
 	atomic_fetch_add(&sh->node_bytes, received(s, w));
 	pthread_mutex_lock(&sh->lock);
 	s->run->spread_windows[window].state = SPREAD_HERE;
-	pthread_cond_broadcast(&sh->came);
+	pthread_cond_broadcast(&sh->came[window % SPREAD_WINDOWS]);
 	pthread_mutex_unlock(&sh->lock);
 	return OK;
 }
@@ -566,11 +567,14 @@ static FALLIBLE enum err init_shared(struct spread_shared *sh, uint64_t widest)
 {
 	pthread_mutexattr_t lock;
 	pthread_condattr_t change;
+	bool bad = pthread_mutexattr_init(&lock) || pthread_condattr_init(&change) ||
+		   pthread_mutexattr_setpshared(&lock, PTHREAD_PROCESS_SHARED) ||
+		   pthread_condattr_setpshared(&change, PTHREAD_PROCESS_SHARED) || pthread_condattr_setclock(&change, CLOCK_MONOTONIC) ||
+		   pthread_mutex_init(&sh->lock, &lock) || pthread_cond_init(&sh->change, &change);
 
-	if (pthread_mutexattr_init(&lock) || pthread_condattr_init(&change) ||
-	    pthread_mutexattr_setpshared(&lock, PTHREAD_PROCESS_SHARED) ||
-	    pthread_condattr_setpshared(&change, PTHREAD_PROCESS_SHARED) || pthread_condattr_setclock(&change, CLOCK_MONOTONIC) ||
-	    pthread_mutex_init(&sh->lock, &lock) || pthread_cond_init(&sh->came, &change) || pthread_cond_init(&sh->change, &change))
+	for (unsigned i = 0; i < SPREAD_WINDOWS && !bad; i++)
+		bad = pthread_cond_init(&sh->came[i], &change) != 0;
+	if (bad)
 		return ERR(SYSTEM, "cannot make a lock that processes share");
 	sh->widest = widest;
 	return OK;

@@ -4,7 +4,7 @@
 #include "base/num.h"
 #include "runner/spread.h"
 
-enum { UNITS_MAX = 1 << 24,            /* of all files together: 64 TiB */
+enum { UNITS_MAX = 1 << 24,            /* of all files together: 16 TiB */
        LOOKS_MAX = 2 * UNITS_MAX,    /* at units, for one host: its ranges may overlap */
        PAGE = 4096 };
 
