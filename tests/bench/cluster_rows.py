@@ -168,7 +168,7 @@ def forget(folder):
 
 
 def spread_load(nodes, number, spread=True):
-    """Seconds until all nodes have it; bytes that they read of the storage. All loads go to one state dict, whose memory was touched before."""
+    """Seconds until all nodes have it; bytes that they read of the storage. All loads go to one state dict: its memory was touched."""
     begun, names = time.perf_counter(), [n.name for n in nodes]
     more = {"spread": {"nodes": names, "id": f"bench-{number}"}} if spread else {}
     target = {"state_dict": "to", "world_size": 1}
@@ -181,7 +181,7 @@ def spread_load(nodes, number, spread=True):
 
 @contextlib.contextmanager
 def one_disk_for_all(nodes, folder):
-    """Reads of all nodes together are held to LINK bytes a second of the disk that has the folder, by a cgroup (v1 or v2). False: not here."""
+    """A cgroup (v1 or v2) holds what all nodes together read of the folder's disk to LINK bytes a second. False: not to be had."""
     disk, base = os.stat(folder).st_dev, pathlib.Path("/sys/fs/cgroup")
     number = f"{os.major(disk)}:{os.minor(disk)}"
     v1 = (base / "blkio").is_dir()
@@ -256,8 +256,8 @@ def spread_rows(b):
                       f"load of {SIZE // MIB} MiB by 3 daemons from a storage of {LINK // MIB} MiB/s")
                 b.row("cluster.spread_bytes", "bytes", "<=1.01", "the checkpoint's tensors", read, [SIZE] * RUNS, "the same")
         _, spread, _ = loads_in_turn(nodes, home / "main", RUNS)
-        b.row("cluster.spread.parts", "s", "<=1.20", "the bytes by iperf3, and warm loads", spread, [parts(nodes, stream) for _ in range(RUNS)],
-              "the same, as fast as the disk is")
+        b.row("cluster.spread.parts", "s", "<=1.20", "the bytes by iperf3, and warm loads", spread,
+              [parts(nodes, stream) for _ in range(RUNS)], "the same, as fast as the disk is")
 
 
 def neighbour_rows(b):
