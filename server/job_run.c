@@ -449,10 +449,13 @@ static void recovered(struct job *j, struct recovery *r, enum err e, const json_
 	mem_free(r->ticket);
 	j->takes = j->takes && e;
 	if (e && (r->restart || r->e == OK || j->state == JOB_COMMITTING)) {
+		/* unless its worker has refused the job itself */
+		bool in_doubt = j->state == JOB_COMMITTING && (r->e == OK || err_retryable(r->e));
 		struct err_info info = *err_last();
 		mem_free(r);
 		err_restore(&info);
-		job_fail(j, e);
+		job_fail(j, in_doubt ? ERR(NOT_DURABLE, "whether '%s' was written or removed is not known: %.600s", j->spec.target.name.p, info.text)
+				     : e);
 		return;
 	}
 	settle(j, r, !e && json_is_true(json_object_get(ok, "committed")), ok);
