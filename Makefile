@@ -336,7 +336,7 @@ ON_DISK := worker fault torch1 package3 api3 api4
 STREAMS := torch1 torch2 package1 package2 s3 cluster package3 worker api5 api3 api2 api1 api4 fault page
 SETS ?= 6
 # Tests of the API that need PyTorch are where it is imported anyhow.
-API_TORCH := $(wildcard $(patsubst %,tests/api/test_%.py,checkpoint_input holds locate replicate trust))
+API_TORCH := $(wildcard $(patsubst %,tests/api/test_%.py,checkpoint_input holds locate neighbours publish_nodes replicate trust))
 # One object storage for all that is asked of one.
 STREAM_s3 := $(wildcard tests/api/test_s3*.py tests/worker/test_s3*.py)
 # Waits for leases, mostly.

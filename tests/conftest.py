@@ -1,7 +1,7 @@
 """What all Python tests share: the daemon they talk to, and a look for leaks behind each of them."""
+import collections
 import faulthandler
 import gc
-import itertools
 import os
 import pathlib
 import re
@@ -19,6 +19,7 @@ sys.path.insert(0, str(HERE / "lib"))
 sys.dont_write_bytecode = True
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch's idle threads sleep: they would spin on a processor that others wait for
 SHM_NEEDED = 2 << 30
+MANY, SAMPLE = 6, 4           # of a test function's cases
 NO_ROOM = re.compile(r"No space left on device|shm_exhausted|SharedMemoryFull|/dev/shm holds")
 
 import dcpd as lib  # noqa: E402
@@ -30,17 +31,25 @@ def pytest_configure(config):
     set_hypothesis_home_dir(pathlib.Path(tempfile.gettempdir()) / "dcpd-hypothesis")  # not a folder in the tree
     config.addinivalue_line("markers", "slow: only in make check-full")
     config.addinivalue_line("markers", "long: not in plain make check, which must stay short; in make check LONG=1, see the README")
-    config.addinivalue_line("markers", "short(ID…): of a function's cases these are in plain make check; the others are long")
+    config.addinivalue_line("markers", "short(ID…): of a function's cases these are in plain make check; the others are long. Without it, "
+                                       "of many cases every SAMPLE-th is")
     config.addinivalue_line("markers", "seconds(n): on an idle machine it may need as long as this, not 120 s")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items, config):
+    """Plain make check has a few of a function's many cases, the same each time; LONG=1 has them all."""
     some = config.getoption("lf", False) or any("[" in str(x) for x in config.args)  # then not all cases of a function are there
-    for function, cases in itertools.groupby((i for i in items if i.get_closest_marker("short")), lambda i: i.nodeid.partition("[")[0]):
-        cases = list(cases)
-        long = [i for i in cases if i.callspec.id not in i.get_closest_marker("short").args]
-        if not some and 1 < len(cases) == len(long):
+    functions = collections.defaultdict(list)
+    for i in items:
+        functions[i.nodeid.partition("[")[0]].append(i)
+    for function, cases in functions.items():
+        marked = any(i.get_closest_marker("short") for i in cases)
+        if marked:
+            long = [i for i in cases if i.callspec.id not in i.get_closest_marker("short").args]
+        else:
+            long = [i for n, i in enumerate(cases) if n % SAMPLE] if len(cases) >= MANY else []
+        if marked and not some and 1 < len(cases) == len(long):
             raise pytest.UsageError(f"{function}: its mark `short` names none of its cases")
         for item in long:
             item.add_marker("long")

@@ -74,6 +74,7 @@ def test_a_newcomer_sees_whether_runs_are_safe_and_why_a_job_failed(page, world)
     expect(page.locator("#job-error .advice")).to_contain_text("repair")
 
 
+@pytest.mark.long
 def test_a_job_shows_where_its_time_went_and_can_be_repeated(page, world):
     failed = job_of(world, "load", "failed")
     enter(page, world, f"jobs/{failed['id']}")
@@ -124,6 +125,7 @@ def test_a_run_shows_what_retention_does_and_holds_keep(page, world):
     expect(row(400)).to_contain_text("demo")
 
 
+@pytest.mark.long
 def test_delete_says_what_goes_and_the_trash_gives_it_back(page, world):
     name = f"{w.RUN}/step-100"
     enter(page, world, at_checkpoint(f"main:{name}"))
