@@ -454,8 +454,9 @@ static void recovered(struct job *j, struct recovery *r, enum err e, const json_
 		struct err_info info = *err_last();
 		mem_free(r);
 		err_restore(&info);
-		job_fail(j, in_doubt ? ERR(NOT_DURABLE, "whether '%s' was written or removed is not known: %.600s", j->spec.target.name.p, info.text)
-				     : e);
+		if (in_doubt)
+			e = ERR(NOT_DURABLE, "whether '%s' was written or removed is not known: %.600s", j->spec.target.name.p, info.text);
+		job_fail(j, e);
 		return;
 	}
 	settle(j, r, !e && json_is_true(json_object_get(ok, "committed")), ok);

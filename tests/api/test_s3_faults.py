@@ -226,7 +226,8 @@ def test_an_outcome_that_nobody_knows_is_told(d, proxy, what):
     else:
         error = d.api.wait(d.api.submit("delete", target=ref("s3", name))["id"])["error"]
     proxy.fault = lambda *_: None
-    assert sent and error["code"] == "not_durable" and "is not known" in error["detail"] and "RequestTimeTooSkewed" in error["detail"], error
+    assert sent and error["code"] == "not_durable", error
+    assert "is not known" in error["detail"] and "RequestTimeTooSkewed" in error["detail"], error
     assert (name in names(d)) == (what == "save")
 
 

@@ -336,7 +336,7 @@ def start(b):
 
 
 def trickle(port, path, token, got, stop):
-    """Seconds of each answer on one kept connection, in `got`. Plain bytes: http.client takes ten times the processor that the answer takes."""
+    """Seconds of each answer on one kept connection, in `got`. Plain bytes: http.client takes ten times the processor of an answer."""
     request = f"GET {path} HTTP/1.1\r\nHost: dcpd\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", port), timeout=60) as s:
         while not stop.is_set():

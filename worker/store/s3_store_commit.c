@@ -196,8 +196,8 @@ static enum err of_write(enum err e, bool unsure, const char *name)
 		return ERR(STATE_CONFLICT, "'%s' was written or removed by others, and an answer of the storage was lost: whether what was "
 			   "written here was there for a while is not known", name);
 	if (unsure && e && !err_retryable(e))
-		return ERR(NOT_DURABLE, "an answer of the storage was lost, and whether '%s' was written or removed is not known: %.600s", name,
-			   why.text);
+		return ERR(NOT_DURABLE, "an answer of the storage was lost, and whether '%s' was written or removed is not known: %.600s",
+			   name, why.text);
 	return of_condition(e, name);
 }
 
@@ -684,7 +684,8 @@ static FALLIBLE enum err take_away(const struct store *s, const struct s3_mark *
 	fs_fault("remove.renamed");
 	if (e)
 		return e == ERR_CHECKPOINT_EXISTS ? ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", m->target) : e;
-	e = m->trash ? s3_trash_end(s, m) : m->is_file ? OK : s3_clear_folder(client, f, NULL, (struct s3_hold){ commit->key, claim }, &held);
+	const struct s3_hold hold = { commit->key, claim };
+	e = m->trash ? s3_trash_end(s, m) : m->is_file ? OK : s3_clear_folder(client, f, NULL, hold, &held);
 	e = e ?: held ? notes_drop(store_top(s), m->target, !m->is_file) : s3_unseal(s, m);
 	e = e ?: commit->key ? s3_delete_if(client, commit->key, etag, NULL) : OK;
 	*goes_on = *goes_on && e;
