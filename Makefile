@@ -326,7 +326,7 @@ retrying = RETRY=$(DCPD_RETRY) $(if $(filter-out $(ON_DISK),$*),IN_MEMORY=1) tes
 summary = rc=$$?; \
 	  if [ -s $(FLAKY) ]; then echo 'FLAKY, to be worked off:'; sed 's/^/  /' $(FLAKY); fi; \
 	  if [ -s $(FAILED) ]; then echo 'FAILED, see above:'; sed 's/^/  /' $(FAILED); fi; exit $$rc
-QUICK = -m 'not slow$(if $(LONG),, and not long)'
+QUICK = -m 'not slow$(if $(LONG),, and not long$(if $(SAN)$(FUZZ)$(FAULTS),, and not many))'
 
 # Much of a test is waiting: so these run side by side, and three unit tests at a time beside them. Each says what it has to say when it
 # has ended. What an interpreter imports and starts costs, so there are few; the package's tests need some of their own, see there.

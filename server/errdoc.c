@@ -97,6 +97,7 @@ enum err errdoc_restore(const json_t *problem)
 	info.code = code ? err_from_name(code) : ERR_PROTOCOL;
 	info.rank = take_number(problem, "rank");
 	info.offset = take_number(problem, "offset");
+	info.in_doubt = json_is_true(json_object_get(problem, "in_doubt"));
 	take_text(problem, "detail", info.text, sizeof info.text);
 	take_text(problem, "fqn", info.fqn, sizeof info.fqn);
 	take_text(problem, "file", info.file, sizeof info.file);

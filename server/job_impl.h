@@ -63,6 +63,7 @@ struct job {
 	json_t *taken;              /* [{"from","to","at","attempt","why"}]; NULL: it was never taken over */
 	bool marked;                /* its hold and alias are put, or on their way */
 	bool dry_run, cancel_wanted, commit_asked, commit_allowed, stalled, in_journal;
+	bool outcome_unknown;          /* it has failed, and whether its checkpoint was written or removed nobody could look up */
 	json_t *request, *progress_ranks, *result, *error;
 	json_t *stages;             /* [{"stage","at"}] of this attempt, the first 32; NULL: none yet */
 	json_t *trace;              /* ids of its span (trace.h); NULL: of no trace */

@@ -449,11 +449,12 @@ static void recovered(struct job *j, struct recovery *r, enum err e, const json_
 	mem_free(r->ticket);
 	j->takes = j->takes && e;
 	if (e && (r->restart || r->e == OK || j->state == JOB_COMMITTING)) {
-		/* unless its worker has refused the job itself */
-		bool in_doubt = j->state == JOB_COMMITTING && (r->e == OK || err_retryable(r->e));
+		bool may = j->takes ? e != ERR_STATE_CONFLICT /* which is an answer */ : j->state == JOB_COMMITTING;
+		bool in_doubt = may && (r->e == OK || r->info.in_doubt || err_blast(r->e) == ERR_BLAST_GANG);
 		struct err_info info = *err_last();
 		mem_free(r);
 		err_restore(&info);
+		j->outcome_unknown = in_doubt;
 		if (in_doubt)
 			e = ERR(NOT_DURABLE, "whether '%s' was written or removed is not known: %.600s", j->spec.target.name.p, info.text);
 		job_fail(j, e);

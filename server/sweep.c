@@ -276,7 +276,8 @@ void sweep_after(struct sweeps *all, struct job *j)
 	bool repairs = kind_is(j->kind, KIND_REPAIRS); /* in a staging directory beside its target, which its worker may not have removed */
 	bool leaves = part || j->spec.overwrite || j->kind == JOB_DELETE || repairs || file; /* a part, trash, or a receipt */
 	bool replaced = j->state == JOB_SUCCEEDED && leaves, failed = j->state != JOB_SUCCEEDED && j->started_ms;
-	bool in_doubt = code && strcmp(code, err_code_name(ERR_NOT_DURABLE)) == 0;
+	/* its worker found that out; where nobody could look, a sweep looks */
+	bool in_doubt = code && strcmp(code, err_code_name(ERR_NOT_DURABLE)) == 0 && !j->outcome_unknown;
 
 	if (target->kind != REF_CHECKPOINT || !(kind_of(j->kind)->writes & REF_CHECKPOINT))
 		return;

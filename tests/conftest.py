@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zlib
 
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
@@ -31,28 +32,44 @@ def pytest_configure(config):
     set_hypothesis_home_dir(pathlib.Path(tempfile.gettempdir()) / "dcpd-hypothesis")  # not a folder in the tree
     config.addinivalue_line("markers", "slow: only in make check-full")
     config.addinivalue_line("markers", "long: not in plain make check, which must stay short; in make check LONG=1, see the README")
-    config.addinivalue_line("markers", "short(ID…): of a function's cases these are in plain make check; the others are long. Without it, "
-                                       "of many cases every SAMPLE-th is")
+    config.addinivalue_line("markers", "short(ID…): of a function's cases these are in plain make check; the others are long")
+    config.addinivalue_line("markers", "many: set here, of a function's many cases: not in plain make check, see a_few()")
     config.addinivalue_line("markers", "seconds(n): on an idle machine it may need as long as this, not 120 s")
+
+
+def a_few(cases):
+    """Of many cases: those with a value of a parameter that recurs among them and was not seen before, and every SAMPLE-th by its id. The
+    same each time, and each value of each of several parameters occurs."""
+    values = [set(i.callspec.indices.items()) for i in cases]
+    recurs = {v for v, n in collections.Counter(v for some in values for v in some).items() if n > 1}
+    seen, few = set(), []
+    for item, some in zip(cases, values):
+        new = (some & recurs) - seen
+        if new or not few or zlib.crc32(item.callspec.id.encode()) % SAMPLE == 0:
+            few.append(item)
+            seen |= some
+    return few
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items, config):
-    """Plain make check has a few of a function's many cases, the same each time; LONG=1 has them all."""
     some = config.getoption("lf", False) or any("[" in str(x) for x in config.args)  # then not all cases of a function are there
     functions = collections.defaultdict(list)
     for i in items:
         functions[i.nodeid.partition("[")[0]].append(i)
     for function, cases in functions.items():
-        marked = any(i.get_closest_marker("short") for i in cases)
-        if marked:
-            long = [i for i in cases if i.callspec.id not in i.get_closest_marker("short").args]
-        else:
-            long = [i for n, i in enumerate(cases) if n % SAMPLE] if len(cases) >= MANY else []
-        if marked and not some and 1 < len(cases) == len(long):
-            raise pytest.UsageError(f"{function}: its mark `short` names none of its cases")
-        for item in long:
-            item.add_marker("long")
+        short = next((i.get_closest_marker("short") for i in cases), None)
+        if short:
+            long = [i for i in cases if i.callspec.id not in short.args]
+            if not some and 1 < len(cases) == len(long):
+                raise pytest.UsageError(f"{function}: its mark `short` names none of its cases")
+            for item in long:
+                item.add_marker("long")
+        elif len(cases) >= MANY and not some and not any(i.get_closest_marker(m) for i in cases for m in ("long", "slow")):
+            few = a_few(cases)
+            for item in cases:
+                if item not in few:
+                    item.add_marker("many")
 
 
 def pytest_collection_finish():

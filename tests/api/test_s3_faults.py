@@ -183,31 +183,10 @@ def test_a_removal_that_is_in_doubt_goes_on(d, proxy, s3):
     saved(d, name)
 
 
-@pytest.mark.long
-def test_a_removal_whose_claim_lies_there_is_done(d, proxy, s3):
-    """Behind the claim the server refuses all, to whoever recovers too: the checkpoint is gone, and its objects go later."""
-    name, _ = saved(d, f"doubt/{lib.fresh()}")
-    claimed = []
-
-    def fault(verb, path, _):
-        if claimed:
-            return "skewed"
-        if verb == "PUT" and path.endswith(f"{name}/.metadata"):
-            claimed.append(path)
-        return None
-
-    proxy.fault = fault
-    job = d.api.wait(d.api.submit("delete", target=ref("s3", name))["id"])
-    assert job["state"] == "succeeded" and claimed, job
-    proxy.fault = lambda *_: None
-    assert name not in names(d)
-    lib.wait_for(lambda: s3.keys(f"{name}/") == [], 30, "the sweep")
-    saved(d, name)
-
-
-@pytest.mark.parametrize("what", ["save", "delete"])
-def test_an_outcome_that_nobody_knows_is_told(d, proxy, what):
-    """The answer of the decisive write is lost, and then the server refuses all: the error does not say that nothing has happened."""
+@pytest.mark.parametrize("what, answer", [("save", "lost"), ("delete", "lost"), ("delete", None)])
+def test_an_outcome_that_nobody_can_look_up_is_told(d, proxy, s3, what, answer):
+    """The decisive write is done, its answer is lost or not, and then the server refuses all, to whoever recovers, too: the error does not
+    say that nothing has happened, and a sweep comes again until it could look."""
     name, sent = f"doubt/{lib.fresh()}", []
     if what == "delete":
         saved(d, name)
@@ -217,18 +196,33 @@ def test_an_outcome_that_nobody_knows_is_told(d, proxy, what):
             return "skewed"
         if verb == "PUT" and path.endswith(f"{name}/.metadata"):
             sent.append(path)
-            return "lost"
+            return answer
         return None
 
     proxy.fault = fault
     if what == "save":
-        error = problem(d, state(), name)
+        images = state()
+        error = problem(d, images, name)
     else:
         error = d.api.wait(d.api.submit("delete", target=ref("s3", name))["id"])["error"]
     proxy.fault = lambda *_: None
     assert sent and error["code"] == "not_durable", error
     assert "is not known" in error["detail"] and "RequestTimeTooSkewed" in error["detail"], error
-    assert (name in names(d)) == (what == "save")
+    if what == "save":
+        loads(d, name, images)
+    else:
+        assert name not in names(d)
+        lib.wait_for(lambda: s3.keys(f"{name}/") == [], 30, "the sweep")
+        saved(d, name)
+
+
+def test_a_refusal_by_which_nothing_happened_is_told_as_it_is(d, proxy):
+    """The decisive write itself is refused, and whoever recovers can look."""
+    name, _ = saved(d, f"doubt/{lib.fresh()}")
+    proxy.fault = lambda verb, path, _: "denied" if verb == "PUT" and path.endswith(f"{name}/.metadata") else None
+    error = d.api.wait(d.api.submit("delete", target=ref("s3", name))["id"])["error"]
+    proxy.fault = lambda *_: None
+    assert error["code"] == "forbidden" and name in names(d), error
 
 
 def test_who_takes_a_commit_back_leaves_the_claim_of_another(d, proxy, s3, tmp_path):

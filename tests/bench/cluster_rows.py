@@ -167,6 +167,15 @@ def forget(folder):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def in_memory(folder):
+    """The page cache has what lies there."""
+    for f in folder.rglob("*"):
+        if f.is_file():
+            with open(f, "rb") as file:
+                while file.read(1 << 24):
+                    pass
+
+
 def spread_load(nodes, number, spread=True):
     """Seconds until all nodes have it; bytes that they read of the storage. All loads go to one state dict: its memory was touched."""
     begun, names = time.perf_counter(), [n.name for n in nodes]
@@ -186,15 +195,19 @@ def one_disk_for_all(nodes, folder):
     number = f"{os.major(disk)}:{os.minor(disk)}"
     v1 = (base / "blkio").is_dir()
     group = (base / "blkio" if v1 else base) / f"dcpd-bench-{os.getpid()}"
-    pids = [p for n in nodes for p in (n.proc.pid, *n.workers())]
+
+    def move(pids, into):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                (into / "cgroup.procs").write_text(str(pid))
+
     try:
         group.mkdir()
         if v1:
             (group / "blkio.throttle.read_bps_device").write_text(f"{number} {LINK}")
         else:
             (group / "io.max").write_text(f"{number} rbps={LINK}")
-        for pid in pids:
-            (group / "cgroup.procs").write_text(str(pid))
+        move([p for n in nodes for p in (n.proc.pid, *n.workers())], group)
         held = True
     except OSError as e:
         print(f"no row of a storage that is the limit: {e}", flush=True)
@@ -202,21 +215,19 @@ def one_disk_for_all(nodes, folder):
     try:
         yield held
     finally:
-        for pid in pids if held else []:
-            with contextlib.suppress(OSError):
-                (group.parent / "cgroup.procs").write_text(str(pid))
-        with contextlib.suppress(OSError):
+        if group.is_dir():
+            move((group / "cgroup.procs").read_text().split(), group.parent)
             group.rmdir()
 
 
-def loads_in_turn(nodes, main, runs):
+def loads_in_turn(nodes, main, runs, label):
     """Seconds of one node's load of what is on the disk, seconds of the same spread over all, bytes read of the storage by these."""
     one, spread, read = [], [], []
     for i in range(runs):
         forget(main)
         one.append(spread_load(nodes[:1], 2 * i, False)[0])
         forget(main)
-        took, count = spread_load(nodes, f"{runs}-{i}")
+        took, count = spread_load(nodes, f"{label}-{i}")
         spread.append(took)
         read.append(count)
     return one, spread, read
@@ -248,14 +259,15 @@ def spread_rows(b):
         nodes[0].put("bench", [lib.image({f"w{r}": ("U8", [part], os.urandom(MIB) * (part // MIB))}) for r in range(RANKS)])
         nodes[0].api.run("save", source={"state_dict": "bench"}, target={"storage": "main", "name": "one"})
         nodes[0].drop("bench")
-        loads_in_turn(nodes, home / "main", 1)  # touches the memory of all
+        loads_in_turn(nodes, home / "main", 1, "first")  # touches the memory of all
         with one_disk_for_all(nodes, home) as held:
             if held:
-                one, spread, read = loads_in_turn(nodes, home / "main", RUNS)
+                one, spread, read = loads_in_turn(nodes, home / "main", RUNS, "held")
                 b.row("cluster.spread", "s", "<=1.20", "the same by one of them", spread, one,
                       f"load of {SIZE // MIB} MiB by 3 daemons from a storage of {LINK // MIB} MiB/s")
                 b.row("cluster.spread_bytes", "bytes", "<=1.01", "the checkpoint's tensors", read, [SIZE] * RUNS, "the same")
-        _, spread, _ = loads_in_turn(nodes, home / "main", RUNS)
+        _, spread, _ = loads_in_turn(nodes, home / "main", RUNS, "free")
+        in_memory(home / "main")
         b.row("cluster.spread.parts", "s", "<=1.20", "the bytes by iperf3, and warm loads", spread,
               [parts(nodes, stream) for _ in range(RUNS)], "the same, as fast as the disk is")
 

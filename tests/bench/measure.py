@@ -67,6 +67,8 @@ class Bench:
     def fresh(self):
         """A new daemon, with "bench" and without a save."""
         if self.d:
+            # on a slow disk a removal takes seconds: one that its daemon does not end is another daemon's for an hour
+            lib.wait_for(lambda: not self.d.staging(), 60, "what was deleted is gone")
             self.d.discard()
             shutil.rmtree(self.d.home, ignore_errors=True)
         home = pathlib.Path(tempfile.mkdtemp(prefix="dcpd-bench-"))

@@ -1,4 +1,5 @@
 """Bench rows of the coordinator: requests a second, answers while a save runs, the start with a long journal."""
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -60,15 +61,16 @@ def polls(b):
 
     def save(name, at=None, slow=None):
         """Seconds; a steady trickle meanwhile, as dashboards and schedulers make: a flood would measure two cores, not the daemon."""
-        stop, got = threading.Event(), []
-        t = threading.Thread(target=lambda: trickle(at, path, token, got, stop)) if at else None
-        if t:
-            t.start()
-        took = b.save("disk", name)
-        if t:
-            stop.set()
-            t.join()
-            slow.append(sorted(got)[int(len(got) * 0.99)] * 1000)
+        stop = threading.Event()
+        with concurrent.futures.ThreadPoolExecutor() as beside:
+            got = beside.submit(trickle, at, path, token, stop) if at else None
+            try:
+                took = b.save("disk", name)
+            finally:
+                stop.set()
+        if got:
+            times = sorted(got.result())
+            slow.append(times[int(len(times) * 0.99)] * 1000)
         b.delete("disk", name)
         return took
 
@@ -335,16 +337,20 @@ def start(b):
           "dcpd; until /readyz answers 200")
 
 
-def trickle(port, path, token, got, stop):
-    """Seconds of each answer on one kept connection, in `got`. Plain bytes: http.client takes ten times the processor of an answer."""
-    request = f"GET {path} HTTP/1.1\r\nHost: dcpd\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+def trickle(port, path, token, stop):
+    """Seconds of each answer on one kept connection. Plain bytes: http.client takes ten times the processor of an answer."""
+    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+    got = []
     with socket.create_connection(("127.0.0.1", port), timeout=60) as s:
         while not stop.is_set():
             start = time.monotonic()
             s.sendall(request)
             answer = b""
             while (end := answer.find(b"\r\n\r\n")) < 0 or len(answer) < end + 4 + int(LENGTH.search(answer)[1]):
-                answer += s.recv(1 << 16) or b"HTTP/1.1 0 gone\r\nContent-Length: 0\r\n\r\n"
+                more = s.recv(1 << 16)
+                assert more, f"the connection has ended: {answer[:300]}"
+                answer += more
             got.append(time.monotonic() - start)
             assert answer.startswith(b"HTTP/1.1 200 "), answer[:300]
             time.sleep(0.005)
+    return got

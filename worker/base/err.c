@@ -62,6 +62,12 @@ enum err err_at_rank(enum err code, int64_t rank)
 	return code;
 }
 
+enum err err_in_doubt(enum err code)
+{
+	last.in_doubt = last.in_doubt || code;
+	return code;
+}
+
 enum err err_at_fqn(enum err code, const char *fqn, size_t len)
 {
 	if (code && !last.fqn[0])

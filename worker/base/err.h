@@ -49,6 +49,7 @@ struct err_info {
 	int64_t rank, offset;
 	char expected[ERR_VALUE_MAX], actual[ERR_VALUE_MAX];
 	char pointer[ERR_VALUE_MAX]; /* JSON pointer to the field of a request, "/target/name" */
+	bool in_doubt;             /* what the job is to write or remove may be written or removed in spite of the error */
 };
 
 void err_record(enum err code, int sys_errno, const char *place, const char *fmt, ...)
@@ -76,6 +77,7 @@ void err_record(enum err code, int sys_errno, const char *place, const char *fmt
 
 /* Each returns the code it was given, so that `return err_at_rank(e, r);` works; a field set earlier is kept. */
 enum err err_at_rank(enum err code, int64_t rank);
+enum err err_in_doubt(enum err code);
 enum err err_at_fqn(enum err code, const char *fqn, size_t len);
 enum err err_at_file(enum err code, const char *file, int64_t offset); /* offset -1: not known */
 enum err err_expected(enum err code, const char *expected, const char *actual); /* either may be NULL */

@@ -364,7 +364,7 @@ struct run_options {
 
 struct run_head {
 	uint64_t magic, total_bytes;
-	uint64_t room_at;              /* memory behind the tables, on a page: all workers have it */
+	uint64_t room_at;              /* memory behind the tables, on a huge page: all workers have it */
 	struct run_options opts;
 #define X(type, name) struct run_table name;
 	RUN_TABLES(X)

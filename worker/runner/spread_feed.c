@@ -15,7 +15,7 @@
 #include "session/group.h"
 
 enum { READERS = 4, STALL_MS = 1000, PAGE = 4096,
-       MESSAGES_MAX = SPREAD_WINDOW_UNITS * SPREAD_HOSTS_MAX * (SPREAD_UNIT / COMM_BLOCK_MAX) };
+       MESSAGES_MAX = SPREAD_WINDOW_UNITS * SPREAD_HOSTS_MAX * ((SPREAD_UNIT + COMM_BLOCK_MAX - 1) / COMM_BLOCK_MAX) };
 
 /* Every host tells the others a greeting at the beginning and a farewell at the end. */
 struct greeting {
@@ -77,8 +77,9 @@ static FALLIBLE enum err open_group(struct spread *s)
 {
 	const struct worker *w = s->job->worker;
 	uint32_t deadline = (uint32_t)json_integer_value(json_object_get(s->doc, "deadline_ms"));
+	/* generation: of how windows are cut, which all must do alike */
 	struct comm_spec spec = { .rank = s->index, .size = s->hosts, .inside = COMM_TCP, .between = COMM_TCP, .arena_fd = -1,
-				  .group_id = (uint64_t)json_integer_value(json_object_get(s->doc, "group_id")), .generation = 1,
+				  .group_id = (uint64_t)json_integer_value(json_object_get(s->doc, "group_id")), .generation = 2,
 				  .listen = w->listen[0] ? w->listen : NULL, .deadline_ms = deadline, .meet = meet, .tick = tick,
 				  .user = s };
 
@@ -536,6 +537,8 @@ static FALLIBLE enum err feed_window(struct spread *s, uint64_t window)
 	atomic_fetch_add(&sh->node_bytes, received(s, w));
 	pthread_mutex_lock(&sh->lock);
 	s->run->spread_windows[window].state = SPREAD_HERE;
+	if (!s->run->spread_windows[window].left) /* nothing here needs it: its memory is free for who reads ahead */
+		pthread_cond_broadcast(&sh->change);
 	pthread_cond_broadcast(&sh->came[window % SPREAD_WINDOWS]);
 	pthread_mutex_unlock(&sh->lock);
 	return OK;

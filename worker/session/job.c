@@ -56,6 +56,8 @@ void job_problem_put(struct buf *b, enum err e)
 			buf_printf(b, ",\"rank\":%jd", (intmax_t)i->rank);
 		if (i->offset >= 0)
 			buf_printf(b, ",\"offset\":%jd", (intmax_t)i->offset);
+		if (i->in_doubt)
+			buf_puts(b, ",\"in_doubt\":true");
 		put_text(b, "place", i->place ? i->place : "");
 	}
 	buf_puts(b, "}");

@@ -187,17 +187,12 @@ static bool is_refused(enum err e, bool unsure)
 }
 
 /* As of_condition(). Of a write that may have been carried out before another took its place nobody knows whether it counted: nothing
- * repeats it, for the condition of a repeat would be the other's. Nor of one whose answer was lost before the server refused all. */
+ * repeats it, for the condition of a repeat would be the other's. */
 static enum err of_write(enum err e, bool unsure, const char *name)
 {
-	const struct err_info why = *err_last();
-
 	if (unsure && (e == ERR_CHECKPOINT_EXISTS || e == ERR_NOT_FOUND))
 		return ERR(STATE_CONFLICT, "'%s' was written or removed by others, and an answer of the storage was lost: whether what was "
 			   "written here was there for a while is not known", name);
-	if (unsure && e && !err_retryable(e))
-		return ERR(NOT_DURABLE, "an answer of the storage was lost, and whether '%s' was written or removed is not known: %.600s",
-			   name, why.text);
 	return of_condition(e, name);
 }
 
@@ -405,7 +400,8 @@ static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, 
 	s->made = !e || is_refused(e, commit->unsure); /* else it may yet come true: a sweep looks later */
 	if (e && claims)
 		s->made = s->made && take_back(s3_own(s->store), m, commit);
-	TRY(of_write(e, commit->unsure, m->target));
+	e = of_write(e, commit->unsure, m->target);
+	TRY(commit->unsure ? err_in_doubt(e) : e);
 	if (!m->is_file && (commit->unsure || (s->by.mark && !is_alive(client, m)))) {
 		s->made = false;
 		TRY(check_own(s, m, commit));
@@ -507,7 +503,8 @@ static FALLIBLE enum err publish_new(struct staging *s, const struct s3_mark *m,
 	fs_fault("commit.renamed");
 	bool unsure = is_unsure(own, m);
 	s->made = !e || (is_refused(e, unsure) && take_back(own, m, commit));
-	TRY(of_write(e, unsure, m->target));
+	e = of_write(e, unsure, m->target);
+	TRY(commit->unsure ? err_in_doubt(e) : e);
 	s->done = true;
 	return OK;
 }
@@ -666,10 +663,9 @@ static FALLIBLE enum err check_removal(struct s3 *s3, const struct s3_mark *m)
 }
 
 /* The object whose appearance made the checkpoint is replaced by a claim under the condition that it is `commit`: nothing else would keep
- * a new checkpoint out before the DELETE, which not every server makes conditional. With the claim the checkpoint is gone, whatever becomes
- * of its files. *goes_on: the claim lies there, or may, and files with it: who finds the mark removes them. */
+ * a new checkpoint out before the DELETE, which not every server makes conditional. *lies_out: as of s3_claim(). */
 static FALLIBLE enum err take_away(const struct store *s, const struct s3_mark *m, const struct s3_folder *f,
-				   const struct s3_entry *commit, const struct store_removal *how, bool *goes_on)
+				   const struct s3_entry *commit, const struct store_removal *how, bool *lies_out)
 {
 	struct s3 *client = s3_own(s)->client;
 	char etag[S3_ETAG_MAX], claim[65];
@@ -679,19 +675,15 @@ static FALLIBLE enum err take_away(const struct store *s, const struct s3_mark *
 	TRY(m->trash ? check_removal(client, m) : OK);
 	TRY(how->check ? how->check(how->user) : OK);
 	fs_fault("remove.rename");
-	enum err e = commit->key ? s3_claim(client, commit->key, (struct s3_condition){ S3_IF_ETAG, commit->etag }, m, NULL, etag, goes_on)
+	enum err e = commit->key ? s3_claim(client, commit->key, (struct s3_condition){ S3_IF_ETAG, commit->etag }, m, NULL, etag, lies_out)
 				 : OK;
 	fs_fault("remove.renamed");
-	if (e)
-		return e == ERR_CHECKPOINT_EXISTS ? ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", m->target) : e;
-	const struct s3_hold hold = { commit->key, claim };
-	e = m->trash ? s3_trash_end(s, m) : m->is_file ? OK : s3_clear_folder(client, f, NULL, hold, &held);
+	if (e == ERR_CHECKPOINT_EXISTS)
+		return ERR(CHECKPOINT_REPLACED, "'%s' was replaced meanwhile", m->target);
+	e = e ?: m->trash ? s3_trash_end(s, m) : m->is_file ? OK : s3_clear_folder(client, f, NULL, (struct s3_hold){ commit->key, claim },
+										   &held);
 	e = e ?: held ? notes_drop(store_top(s), m->target, !m->is_file) : s3_unseal(s, m);
-	e = e ?: commit->key ? s3_delete_if(client, commit->key, etag, NULL) : OK;
-	*goes_on = *goes_on && e;
-	if (*goes_on)
-		err_clear();
-	return *goes_on ? OK : e;
+	return e || !commit->key ? e : s3_delete_if(client, commit->key, etag, NULL);
 }
 
 static FALLIBLE enum err put_in_trash(const struct store_job *by, const struct store *s, const struct s3_mark *m,
@@ -726,12 +718,12 @@ enum err s3_remove(const struct store_job *by, const struct store *s, const char
 	m.removed[1] = f->given;
 	TRY(put_mark(client, &m, S3_ALWAYS, NULL));
 	const struct s3_entry *commit = m.is_file ? &file : &f->commit;
-	bool goes_on = false;
+	bool lies = false;
 	enum err e = notes_seal(store_top(s), name, !m.is_file, m.job);
 	e = e ?: m.trash ? put_in_trash(by, s, &m, f, commit, how->about) : OK;
-	e = e ?: take_away(s, &m, f, commit, how, &goes_on);
-	if (goes_on)
-		return e;
+	e = e ?: take_away(s, &m, f, commit, how, &lies);
+	if (e && lies)
+		return err_in_doubt(e); /* who finds the mark goes on */
 	struct err_info info = *err_last();
 	/* a seal that could not be lifted, or whose answer was lost, goes with the mark: the sweep that finds the mark lifts it */
 	if ((e && s3_unseal(s, &m)) || (e && m.trash && s3_trash_undo(client, m.job)) || s3_delete(client, m.key, NULL))
