@@ -241,7 +241,7 @@ def parts(nodes, stream):
 
 def spread_rows(b):
     """cluster.spread is what it is for: a storage that is the limit. With the disk of one machine for all nodes, and two processors for all
-    that they do, a load that is spread costs what its parts cost: cluster.spread.parts."""
+    that they do, a load that is spread costs what its parts cost, and a copy out of the windows: cluster.spread.parts."""
     if not b.wants("cluster.spread") or not etcd.PROGRAM:
         return
     with contextlib.ExitStack() as ends:
@@ -268,7 +268,7 @@ def spread_rows(b):
                 b.row("cluster.spread_bytes", "bytes", "<=1.01", "the checkpoint's tensors", read, [SIZE] * RUNS, "the same")
         _, spread, _ = loads_in_turn(nodes, home / "main", RUNS, "free")
         in_memory(home / "main")
-        b.row("cluster.spread.parts", "s", "<=1.20", "the bytes by iperf3, and warm loads", spread,
+        b.row("cluster.spread.parts", "s", "<=1.50", "the bytes by iperf3, and warm loads", spread,
               [parts(nodes, stream) for _ in range(RUNS)], "the same, as fast as the disk is")
 
 
