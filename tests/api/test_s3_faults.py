@@ -183,12 +183,12 @@ def test_a_removal_that_is_in_doubt_goes_on(d, proxy, s3):
     saved(d, name)
 
 
-@pytest.mark.parametrize("what, answer", [("save", "lost"), ("delete", "lost"), ("delete", None)])
+@pytest.mark.parametrize("what, answer", [("save", "lost"), ("overwrite", "lost"), ("delete", "lost"), ("delete", None)])
 def test_an_outcome_that_nobody_can_look_up_is_told(d, proxy, s3, what, answer):
     """The decisive write is done, its answer is lost or not, and then the server refuses all, to whoever recovers, too: the error does not
     say that nothing has happened, and a sweep comes again until it could look."""
     name, sent = f"doubt/{lib.fresh()}", []
-    if what == "delete":
+    if what != "save":
         saved(d, name)
 
     def fault(verb, path, _):
@@ -200,15 +200,15 @@ def test_an_outcome_that_nobody_can_look_up_is_told(d, proxy, s3, what, answer):
         return None
 
     proxy.fault = fault
-    if what == "save":
+    if what != "delete":
         images = state()
-        error = problem(d, images, name)
+        error = problem(d, images, name, options={"overwrite": what == "overwrite"})
     else:
         error = d.api.wait(d.api.submit("delete", target=ref("s3", name))["id"])["error"]
     proxy.fault = lambda *_: None
     assert sent and error["code"] == "not_durable", error
     assert "is not known" in error["detail"] and "RequestTimeTooSkewed" in error["detail"], error
-    if what == "save":
+    if what != "delete":
         loads(d, name, images)
     else:
         assert name not in names(d)

@@ -400,8 +400,7 @@ static FALLIBLE enum err commit_one(struct staging *s, const struct s3_mark *m, 
 	s->made = !e || is_refused(e, commit->unsure); /* else it may yet come true: a sweep looks later */
 	if (e && claims)
 		s->made = s->made && take_back(s3_own(s->store), m, commit);
-	e = of_write(e, commit->unsure, m->target);
-	TRY(commit->unsure ? err_in_doubt(e) : e);
+	TRY(of_write(e, commit->unsure, m->target));
 	if (!m->is_file && (commit->unsure || (s->by.mark && !is_alive(client, m)))) {
 		s->made = false;
 		TRY(check_own(s, m, commit));
@@ -503,8 +502,7 @@ static FALLIBLE enum err publish_new(struct staging *s, const struct s3_mark *m,
 	fs_fault("commit.renamed");
 	bool unsure = is_unsure(own, m);
 	s->made = !e || (is_refused(e, unsure) && take_back(own, m, commit));
-	e = of_write(e, unsure, m->target);
-	TRY(commit->unsure ? err_in_doubt(e) : e);
+	TRY(of_write(e, unsure, m->target));
 	s->done = true;
 	return OK;
 }
@@ -618,7 +616,8 @@ enum err s3_publish(struct staging *s, const char *replaces)
 	fs_fault("commit.synced");
 	if (m.is_file && !commit)
 		return ERR(INTERNAL, "the checkpoint's one file was not written");
-	TRY(publish(s, &m, commit, given || !commit, replaces));
+	enum err e = publish(s, &m, commit, given || !commit, replaces);
+	TRY(s->made ? e : err_in_doubt(e));
 	s3_part_forget(own, m.staging, false);
 	/* a file has nothing else that tells of the job: the sweep behind it takes its mark and receipt */
 	if (!m.is_file && !s->leaves && s3_delete(own->client, m.key, NULL))
