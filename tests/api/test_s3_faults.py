@@ -183,20 +183,25 @@ def test_a_removal_that_is_in_doubt_goes_on(d, proxy, s3):
     saved(d, name)
 
 
-@pytest.mark.parametrize("what, answer", [("save", "lost"), ("overwrite", "lost"), ("delete", "lost"), ("delete", None)])
+@pytest.mark.parametrize("what, answer", [("save", "lost"), ("save", "killed"), ("overwrite", "lost"), ("delete", "lost"),
+                                          ("delete", None)])
 def test_an_outcome_that_nobody_can_look_up_is_told(d, proxy, s3, what, answer):
-    """The decisive write is done, its answer is lost or not, and then the server refuses all, to whoever recovers, too: the error does not
-    say that nothing has happened, and a sweep comes again until it could look."""
-    name, sent = f"doubt/{lib.fresh()}", []
+    """The decisive write is done, its answer is lost or its worker is killed behind it, or neither, and then the server refuses all, to
+    whoever recovers, too: the error does not say that nothing has happened, and a sweep comes again until it could look. It removes no
+    checkpoint."""
+    name, sent, marks = f"doubt/{lib.fresh()}", [], set(s3.keys(".dcpd/"))
     if what != "save":
         saved(d, name)
 
     def fault(verb, path, _):
         if sent:
+            if answer == "killed" and len(sent) == 1:
+                sent.append("killed")
+                d.kill_workers()
             return "skewed"
         if verb == "PUT" and path.endswith(f"{name}/.metadata"):
             sent.append(path)
-            return answer
+            return "lost" if answer == "lost" else None
         return None
 
     proxy.fault = fault
@@ -209,6 +214,8 @@ def test_an_outcome_that_nobody_can_look_up_is_told(d, proxy, s3, what, answer):
     assert sent and error["code"] == "not_durable", error
     assert "is not known" in error["detail"] and "RequestTimeTooSkewed" in error["detail"], error
     if what != "delete":
+        loads(d, name, images)
+        lib.wait_for(lambda: set(s3.keys(".dcpd/at/")) <= marks, 30, "the sweep")
         loads(d, name, images)
     else:
         assert name not in names(d)

@@ -7,10 +7,10 @@ that are measured are tests/bench/dropin_peer.py.
 The spread of `async.first` is the machine's: a GiB of pages that the host of a virtual machine has taken back takes 3.1 s to touch, one of
 others 0.26 s (measured by MADV_POPULATE_WRITE of anonymous memory, Xeon, 2 CPUs).
 
-Of four ranks' DTensors both sides write each byte once, to the same disk, and wait for it: a ratio below fio's time / PyTorch's is not to
-be had, and `drop.dtensor.save.disk` and `.load.disk` are the rows to look at. PyTorch's load copies each byte twice, out of the page cache
-and into the tensor, on all processors at once; ours once, and hashes it: `drop.dtensor.load.memory` is beside memcpy. (For 512 MiB ours
-takes 0.135 s, memcpy by two threads 0.075 and PyTorch 0.28: 0.27 is the least ratio, without digests.)
+Of four ranks' DTensors both sides write each byte once, to the same disk, and wait for it: `drop.dtensor.save.disk` and `.load.disk` show
+what the disk gives. PyTorch's load copies each byte twice, out of the page cache and into the tensor, on all processors at once; ours once,
+and hashes it: `drop.dtensor.load.memory` is beside memcpy. (For 512 MiB ours takes 0.135 s, memcpy by two threads 0.075 and PyTorch 0.28:
+0.27 is the least ratio, without digests.)
 """
 import json
 import pathlib
@@ -23,7 +23,7 @@ import python_rows
 HERE = pathlib.Path(__file__).resolve().parent
 FORMS = {"few": (1, 3), "dtensor": (4, 3), "small": (1, 2)}  # ranks, runs; PyTorch takes seconds for each save or load of 10,000 tensors
 GOALS = {**{f"drop.{form}.load.after_async": "<=0.30" for form in FORMS}, "drop.few.save": "<=0.70", "drop.few.save.first": "<=0.70",
-         "drop.dtensor.load.after_async": "<=0.60"}
+         "drop.dtensor.save": "<=0.80", "drop.dtensor.save.first": "<=0.80"}
 LIMIT_S = 1200
 WHAT = {"save": "save to a new name, the second of two", "save.first": "save into new segments, imports done",
         "async": "what async_save keeps the caller, the second of two", "async.first": "the same into new segments",

@@ -81,7 +81,10 @@ static FALLIBLE enum err map_run(int fd, uint64_t bytes, struct run *out)
 {
 	struct seg_map map;
 
-	TRY(seg_map(fd, bytes, true, &map));
+	if (seg_map(fd, bytes, true, &map) != OK) {
+		const struct err_info why = *err_last();
+		return ERR(NO_MEMORY, "cannot map a run of %ju bytes: %.200s", (uintmax_t)bytes, why.text);
+	}
 	*out = (struct run){ .head = (void *)map.p, .bytes = bytes, .fd = fd };
 	return OK;
 }

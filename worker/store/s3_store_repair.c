@@ -73,8 +73,8 @@ enum err s3_replace(struct staging *s, const char *name)
 	if (e == ERR_CHECKPOINT_EXISTS || e == ERR_NOT_FOUND)
 		return !u->unsure ? replaced(f) : ERR(STATE_CONFLICT, "whether '%s' was repaired is not known: another wrote it, and an "
 						      "answer of the storage was lost", name);
-	TRY(e);
-	TRY(look_again(own->client, f));
+	TRY(u->unsure ? err_in_doubt(e) : e);
+	TRY(err_in_doubt(look_again(own->client, f)));
 	if (is_commit || strcmp(commit, f->commit.etag) == 0)
 		return OK;
 	if (!old) /* a file that was lost, of a checkpoint that is gone by now */
