@@ -137,12 +137,12 @@ def test_a_claim_that_comes_when_its_attempt_was_given_up_goes_on(d, proxy, s3):
 
 @pytest.mark.long
 def test_a_copy_that_replaces_and_cannot_go_on_leaves_what_it_needs(d, proxy, s3):
-    """A right is withdrawn between its claim and its files: the job fails, and once it may be written again the copy is there."""
+    """A right is withdrawn between its claim and its files: what comes of the copy is open, and once it may be written again it is there."""
     (local, _), (newer, images) = saved(d, storage="main"), saved(d, storage="main")
     there = f"right/{lib.fresh()}"
     assert d.ctl("cp", f"main:{local}", f"s3:{there}").returncode == 0
     proxy.fault = lambda verb, path, _: "denied" if verb == "POST" and "uploadId" in path and f"{there}/__" in path else None
-    d.api.fails("replicate", "forbidden", source=ref("main", newer), target=ref("s3", there), options={"overwrite": True})
+    d.api.fails("replicate", "not_durable", source=ref("main", newer), target=ref("s3", there), options={"overwrite": True})
     d.kill()
     proxy.fault = lambda *_: None
     d.start()
