@@ -98,6 +98,7 @@ struct pool {
 	char storage[STORAGE_NAME_MAX + 1];  /* "": segments */
 	enum lane lane;
 	uint32_t worker_count;
+	uint32_t stillborn;                /* workers in a row that died before they were ready */
 	struct lookup_worker workers[WORKERS_MAX];
 	struct question *first, **last;
 	uint32_t waiting;
@@ -332,6 +333,7 @@ static void on_ready(struct worker *w, enum err e, const json_t *)
 		return;
 	}
 	lw->ready = true;
+	p->stillborn = 0;
 	rest(lw);
 	pump(p);
 }
@@ -447,8 +449,9 @@ static void on_ended(struct worker *w, enum err e)
 		note_soiled(q);
 		answer(q, e, NULL, NULL);
 		pump(p);
-	} else if (!was_ready) {
-		fail_waiting(p, e); /* it cannot even start: another one would not either */
+	} else if (!was_ready && (e != ERR_WORKER_LOST || p->stillborn++ >= p->worker_count)) {
+		p->stillborn = 0;
+		fail_waiting(p, e); /* a worker cannot even start */
 	} else {
 		pump(p);
 	}

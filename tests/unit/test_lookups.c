@@ -134,6 +134,32 @@ static void test_all_workers_die(void **state)
 	assert_answered(&a);
 }
 
+static void kill_resting_workers(void)
+{
+	assert_true(signal_workers("idle", SIGKILL) > 0);
+	T_UNTIL(&t, workers_count(t.s->workers, "lookup", NULL) == 0);
+}
+
+/* A worker that is killed while it starts is started again; a pool whose workers all die in their start says so in the end. */
+static void test_workers_die_while_they_start(void **state)
+{
+	static struct t_answer a;
+	int killed = 0;
+
+	(void)state;
+	ask_tensors(&a);
+	assert_answered(&a);
+	kill_resting_workers();
+	for (ask_tensors(&a); signal_workers("starting", SIGKILL) == 0; t_server_run(&t, 0))
+		assert_false(a.called);
+	assert_answered(&a);
+	kill_resting_workers();
+	for (ask_tensors(&a); !a.called; t_server_run(&t, 0))
+		killed += signal_workers("starting", SIGKILL);
+	assert_int_equal(a.e, ERR_WORKER_LOST);
+	assert_in_range(killed, 2, 8);
+}
+
 #define WITH(begin, fn) cmocka_unit_test_setup_teardown(fn, begin, teardown)
 int main(void)
 {
@@ -141,6 +167,7 @@ int main(void)
 		WITH(setup_deadline, test_a_worker_hangs),
 		WITH(setup, test_workers_of_questions),
 		WITH(setup, test_all_workers_die),
+		WITH(setup, test_workers_die_while_they_start),
 	};
 
 	return cmocka_run_group_tests_name("lookups", tests, NULL, NULL);
