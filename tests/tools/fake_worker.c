@@ -15,7 +15,7 @@
  * An operation on state dicts asks for a segment for each rank of its source, of the first byte count of the label `bytes`.
  *
  * A root that holds a file `.hang` makes look-ups hang; `.free` holds the free bytes that probe tells. A sweep of one job writes its id to
- * `.swept`, and fails while there is a file `.stuck`. */
+ * `.swept`, and fails while there is a file `.stuck`; so does a recovery. */
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -416,19 +416,22 @@ static json_t *answer(const json_t *doc)
 	return json_pack("{s:O}", "echo", doc);
 }
 
-static bool sweep_fails(const json_t *doc)
+/* The code of the problem that sweeps and recoveries answer while the root holds `.stuck`; NULL without one. */
+static const char *mending_fails(const json_t *doc)
 {
-	const char *job = json_string_value(json_object_get(doc, "job"));
+	const char *job = json_string_value(json_object_get(doc, "job")), *op = json_string_value(json_object_get(doc, "op"));
 	char path[9000], text[8];
 
-	if (!job || strcmp(json_string_value(json_object_get(doc, "op")), "sweep") != 0)
-		return false;
+	if (strcmp(op, "recover") == 0)
+		return read_small(root, ".stuck", text, sizeof text) ? "forbidden" : NULL;
+	if (!job || strcmp(op, "sweep") != 0)
+		return NULL;
 	snprintf(path, sizeof path, "%s/.swept", root);
 	int fd = open(path, O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0644);
 	if (fd < 0 || dprintf(fd, "%s %s\n", job, json_string_value(json_object_get(doc, "mark")) ?: "-") < 0)
 		_exit(9);
 	close(fd);
-	return read_small(root, ".stuck", text, sizeof text);
+	return read_small(root, ".stuck", text, sizeof text) ? "storage_io" : NULL;
 }
 
 static void do_lookup(const json_t *doc)
@@ -437,8 +440,9 @@ static void do_lookup(const json_t *doc)
 
 	if (root_count && read_small(root, ".hang", text, sizeof text))
 		do_hang();
-	if (sweep_fails(doc)) {
-		say(FRAME_ANSWER, json_pack("{s:{s:s, s:s}}", "problem", "code", "storage_io", "detail", "it stays"), NULL, 0);
+	const char *fails = mending_fails(doc);
+	if (fails) {
+		say(FRAME_ANSWER, json_pack("{s:{s:s, s:s}}", "problem", "code", fails, "detail", "it stays"), NULL, 0);
 		return;
 	}
 	say(FRAME_ANSWER, json_pack("{s:o}", "ok", answer(doc)), NULL, 0);

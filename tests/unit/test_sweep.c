@@ -76,6 +76,24 @@ static void test_until_it_is_gone(void **state)
 	run(SAVE("c", ",'labels':{'fake':'fail:storage_io'}"), JOB_FAILED, id); /* still waits at the end */
 }
 
+/* A worker dies behind its commit, and its storage refuses the look that would tell: either may be so, and a sweep looks once it can. */
+static void test_an_outcome_that_nobody_could_look_up(void **state)
+{
+	char id[27], path[256];
+
+	(void)state;
+	close(fd_of(".stuck", O_CREAT | O_WRONLY));
+	run(SAVE("d", ",'labels':{'fake':'crash:committed'}"), JOB_FAILED, id);
+	json_t *doc = t_job_doc(&t, id), *error = json_object_get(doc, "error");
+	assert_string_equal(json_string_value(json_object_get(error, "code")), "not_durable");
+	assert_non_null(strstr(json_string_value(json_object_get(error, "detail")), "'d' was written or removed is not known"));
+	json_decref(doc);
+	snprintf(path, sizeof path, "%s/main/.stuck", t.dir);
+	assert_int_equal(unlink(path), 0);
+	int so_far = swept(id);
+	T_UNTIL(&t, swept(id) > so_far);
+}
+
 static bool is_there(const char *name)
 {
 	char path[256];
@@ -117,6 +135,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_jobs_that_leave_something, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_until_it_is_gone, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_an_outcome_that_nobody_could_look_up, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_others_are_watched_for_an_hour, setup, teardown),
 	};
 
