@@ -67,12 +67,13 @@ static FALLIBLE enum err read_tensor(const struct checkpoint *c, const struct sd
 {
 	int64_t dims[2 * NDIM_MAX] = { 0 };
 	uint64_t numel, bytes;
+	enum dtype dtype = tensor->dtype;
 
 	TRY(box_numel(tensor->ndim, tensor->shape, &numel));
 	TRY(num_mul(numel, dtype_bytes(tensor->dtype), &bytes));
 	add(s, tensor->fqn.p, tensor->fqn.n);
 	add(s, tensor->shape, tensor->ndim * sizeof *tensor->shape);
-	add(s, &tensor->dtype, sizeof tensor->dtype);
+	add(s, &dtype, sizeof dtype);
 	if (bytes > TENSOR_MAX) /* metadata that nothing vouches for may say so */
 		return OK;
 	CLEANUP(mem_free_ptr) void *into = mem_zalloc(1, bytes + 1);

@@ -315,11 +315,15 @@ static FALLIBLE enum err emit_tensors(struct maker *m, struct sdict *plan)
 		for (uint32_t k = 0; pass == 0 && k < RANKS_MAX; k++)
 			m->starts[k + 1] += m->starts[k];
 	}
+	for (uint64_t i = 0; i < m->count; i++)
+		order[i] = m->writers[order[i]];
+	drop(&m->writers);
+	drop(&m->keys);
 	for (uint64_t i = 0; i < tensors; i++) {
 		uint32_t at, t = turn[i];
 		TRY(add_tensor(m, plan, t, &at));
 		for (uint32_t j = m->first_head[t]; j < m->first_head[t + 1]; j++) {
-			const struct sd_chunk *c = &held->chunks[m->writers[order[j]]];
+			const struct sd_chunk *c = &held->chunks[order[j]];
 			TRY(shares(m) ? sdict_add_chunk_of(plan, at, c) : sdict_add_chunk(plan, at, c->dims, c->rank, c->loc));
 		}
 	}

@@ -75,14 +75,15 @@ struct sd_tensor {
 	struct str fqn;
 	const int64_t *shape;         /* global, ndim entries */
 	struct sd_path path;
-	uint32_t first_chunk, chunk_count;
-	enum dtype dtype;
-	uint16_t ndim;
-	bool requires_grad;
 	const char *blocks;           /* "Q4_K": the bytes are blocks of this type, which dcpd does not work out; NULL: elements */
+	uint32_t first_chunk, chunk_count;
 	uint32_t tied_to;             /* of a target: 1 + the tensor before that has the same bytes, if they are written once; 0: none */
-	bool q8_0;                    /* of a target: float32 that the file has as ggml's blocks Q8_0 */
+	uint16_t ndim;
+	enum dtype dtype : 8;
+	bool requires_grad : 1;
+	bool q8_0 : 1;                /* of a target: float32 that the file has as ggml's blocks Q8_0 */
 };
+_Static_assert(sizeof(struct sd_tensor) == 64, "there are millions of them");
 
 enum sd_value_kind {
 	SD_VALUE_STORED,              /* bytes at loc: a torch.save archive (BYTE_IO item), copied byte for byte */
