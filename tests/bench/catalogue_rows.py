@@ -18,7 +18,7 @@ import urllib.parse
 from measure import MIB, RANKS, TESTBIN, lib
 
 COUNT, RUNS, TIMES = 100000, 100, 7
-BESIDE_GIB, SAVE_MIB, ROUNDS = 12, 256, 3
+BESIDE_GIB, SAVE_MIB, ROUNDS = 12, 256, 2
 PAGES = {"time": "sort=-time", "size": "sort=-bytes", "filter": "filter=step%3E%3D500%20AND%20format%3Ddcp&sort=step",
          "run": "run=run-7&sort=-step"}
 
@@ -164,7 +164,7 @@ def rows(bench):
     d = lib.Daemon(bench.disk / "list-home", {"lists": root})
     try:
         known(d)
-        bench.row("catalogue.rescan", "s", "<=1.00", "5,000 a second", [rescan(d) for _ in range(3)], [COUNT / 5000],
+        bench.row("catalogue.rescan", "s", "<=1.00", "5,000 a second", [rescan(d) for _ in range(2)], [COUNT / 5000],
                   f"{COUNT:,} checkpoints, a worker that knows none", load=os.getloadavg())
         bench.row("catalogue.restart", "s", "<=1.00", "1 s", [restart(d) for _ in range(3)], [1.0],
                   "systemctl restart dcpd, GET /v1/checkpoints?…", load=os.getloadavg())

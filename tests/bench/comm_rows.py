@@ -44,7 +44,7 @@ def row(bench, testbin, op, ranks, label, size):
     names = {b: f"comm.{b}.{op}.{ranks}x{label}" for b in ("shm", "tcp")}
     if not any(bench.wants(n) for n in names.values()):
         return
-    turns, runs = (3, 3) if size > MIB else (3, 100 if size == KIB else 20)
+    turns, runs = 3, 1 if size > MIB else 100 if size == KIB else 20
     got, gloo = {"shm": [], "tcp": []}, []
     for _ in range(turns):
         for b in got:

@@ -24,7 +24,7 @@ from measure import TESTBIN
 
 warnings.filterwarnings("ignore", "torch.distributed is")
 
-RUNS, TENSORS, MERGED = 5, 8, 4
+RUNS, TENSORS, MERGED = 3, 8, 4
 CONVERSIONS = ("torch_to_dcp", "dcp_to_torch", "dcp_to_safetensors", "dcp_to_npz", "dcp_to_gguf", "hf_dcp_to_safetensors")
 SHARDS = 4
 FLOATS = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16", "f8": "float8_e4m3fn"}

@@ -174,7 +174,7 @@ def copies(b):
     b.delete("disk", "src")
 
 
-ENDS, ENDS_BYTES = 10, 16 << 10  # saves of a figure, since records count milliseconds; bytes of a rank, which take no time
+ENDS, ENDS_RUNS, ENDS_BYTES = 10, 5, 16 << 10  # saves of a figure, since records count milliseconds; bytes of a rank, which take no time
 
 
 def ends(b):
@@ -185,7 +185,7 @@ def ends(b):
     d = b.daemon()
     d.put("ends", [lib.image({f"w{r}": ("U8", [ENDS_BYTES], os.urandom(ENDS_BYTES))}, {}) for r in range(RANKS)])
     first, durable, bare = [], [], []
-    for i in range(RUNS + 1):
+    for i in range(ENDS_RUNS + 1):
         saved = [d.api.run("save", source={"state_dict": "ends"}, target={"storage": "disk", "name": f"ends{k}"}) for k in range(ENDS)]
         like = {p.name: p.read_bytes() for p in (b.disk / "ckpt/ends0").iterdir()}
         alone = statistics.mean(bare_commit(b.disk / "ckpt", like) for _ in range(ENDS)) * 1e3

@@ -20,7 +20,7 @@ from ranks import Ranks  # noqa: E402
 
 MIB = 1 << 20
 SIZE = int(os.environ.get("DCPD_BENCH_MIB", 1024)) * MIB
-RANKS, TENSORS, RUNS = 4, 4, 5
+RANKS, TENSORS, RUNS = 4, 4, 3
 TESTBIN = pathlib.Path(os.environ.get("TESTBIN", lib.ROOT / "build/test/release"))
 COLUMNS = [{"match": "*", "mesh": [2], "placements": ["Shard(1)"]}]
 
