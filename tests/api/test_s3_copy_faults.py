@@ -137,7 +137,7 @@ def test_a_claim_that_comes_when_its_attempt_was_given_up_goes_on(d, proxy, s3):
 
 @pytest.mark.long
 def test_a_copy_that_replaces_and_cannot_go_on_leaves_what_it_needs(d, proxy, s3):
-    """A right is withdrawn between its claim and its files: what comes of the copy is open, and once it may be written again it is there."""
+    """A right is withdrawn between its claim and its files: the outcome is open, and once the copy may be written again it is there."""
     (local, _), (newer, images) = saved(d, storage="main"), saved(d, storage="main")
     there = f"right/{lib.fresh()}"
     assert d.ctl("cp", f"main:{local}", f"s3:{there}").returncode == 0
