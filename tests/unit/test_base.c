@@ -2,6 +2,7 @@
 #include "lib/t.h"
 
 #include <string.h>
+#include <sys/mman.h>
 #include <xxhash.h>
 
 #include "base/arena.h"
@@ -209,6 +210,25 @@ static void test_arena(void **state)
 	T_ERR(NO_MEMORY, arena_alloc(a, 1, 500000, &p));
 }
 
+static void test_huge_buffers(void **state)
+{
+	const size_t bytes = MEM_HUGE_PAGE + 4096;
+
+	(void)state;
+	unsigned char *space = mem_space(bytes);
+	assert_non_null(space);
+	assert_int_equal((uintptr_t)space % MEM_HUGE_PAGE, 0);
+	assert_int_equal(munmap(space, bytes), 0);
+	unsigned char *p = mem_huge(bytes);
+	assert_non_null(p);
+	assert_true(mem_is_zero(p, bytes));
+	memset(p, 7, bytes);
+	mem_huge_free(p, bytes);
+	mem_huge_free(NULL, bytes);
+	mem_fail_at(1);
+	assert_null(mem_huge(bytes));
+}
+
 static void test_map(void **state)
 {
 	struct map m = { 0 };
@@ -348,7 +368,7 @@ int main(void)
 		cmocka_unit_test(test_checked_arithmetic),
 		cmocka_unit_test(test_glob),	     cmocka_unit_test(test_natural_order), cmocka_unit_test(test_near), cmocka_unit_test(test_utf8),
 		cmocka_unit_test(test_base64),	     cmocka_unit_test(test_bytes_as_text),	     cmocka_unit_test(test_json_string),
-		cmocka_unit_test(test_buf_limit),    cmocka_unit_test(test_arena),
+		cmocka_unit_test(test_buf_limit),    cmocka_unit_test(test_arena),        cmocka_unit_test(test_huge_buffers),
 		cmocka_unit_test(test_map), cmocka_unit_test(test_map_churn), cmocka_unit_test(test_reader),	     cmocka_unit_test(test_reserve),
 	};
 

@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static _Atomic uint64_t fail_countdown;
 static _Thread_local uint64_t failures;
@@ -138,6 +139,51 @@ char *mem_strdup(const char *z)
 {
 	return mem_strndup(z, strlen(z));
 }
+
+void *mem_space(size_t bytes)
+{
+	unsigned char *room = mmap(NULL, bytes + MEM_HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (room == MAP_FAILED)
+		return NULL;
+	size_t before = -(uintptr_t)room & (MEM_HUGE_PAGE - 1);
+	munmap(room + before + bytes, MEM_HUGE_PAGE - before);
+	if (before)
+		munmap(room, before);
+	return room + before;
+}
+
+#ifdef __SANITIZE_ADDRESS__
+void *mem_huge(size_t bytes)
+{
+	return mem_zalloc(1, bytes);
+}
+
+void mem_huge_free(void *p, size_t bytes)
+{
+	(void)bytes;
+	mem_free(p);
+}
+#else
+void *mem_huge(size_t bytes)
+{
+	void *p = fail_now() ? NULL : mem_space(bytes);
+
+	if (p && mprotect(p, bytes, PROT_READ | PROT_WRITE) < 0) {
+		munmap(p, bytes);
+		p = NULL;
+	}
+	if (p)
+		(void)madvise(p, bytes, MADV_HUGEPAGE);
+	return counted(p);
+}
+
+void mem_huge_free(void *p, size_t bytes)
+{
+	if (p)
+		munmap(p, bytes);
+}
+#endif
 
 void mem_trim(size_t keep)
 {

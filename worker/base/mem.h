@@ -14,6 +14,16 @@ void mem_fail_at(uint64_t nth);                /* fails the nth allocation from 
 /* So many allocations of this thread have failed. Libraries that use mem_* seldom say why they failed: a count that has grown does. */
 uint64_t mem_failures(void);
 
+/* Address space without access at a multiple of MEM_HUGE_PAGE, `bytes` of it, whole pages: elsewhere the kernel could map no huge pages.
+ * NULL with errno; ends by munmap. */
+enum { MEM_HUGE_PAGE = 2 << 20 };
+void *mem_space(size_t bytes);
+
+/* A buffer for large reads and writes, of huge pages where the system has them: a disk takes it in few requests, as its bytes lie together
+ * in memory. Whole pages, cleared; NULL if there are none. A sanitizer has ordinary ones, whose ends it knows. */
+void *mem_huge(size_t bytes);
+void mem_huge_free(void *p, size_t bytes);     /* NULL: nothing */
+
 /* A daemon's reserve. Some allocations cannot fail: those of what carries an outcome, which itself would have to be carried. They
  * fall back on blocks set aside at start, which mem_free puts back. Before these run out, mem_is_short() says that no new work
  * should be taken on, so that what was accepted can end. Without a reserve, and when it is empty, mem_sure ends the process. */

@@ -23,7 +23,7 @@
 #define MADV_COLLAPSE 25
 #endif
 
-enum { PREFIX_LEN = 6, OWNER_LEN = 12, RANDOM_BYTES = 16, SMALL_PAGE = 4096, HUGE_PAGE = 2 << 20 };
+enum { PREFIX_LEN = 6, OWNER_LEN = 12, RANDOM_BYTES = 16, SMALL_PAGE = 4096 };
 
 static const char prefix[] = "/dcpd-", hex[] = "0123456789abcdef";
 
@@ -105,25 +105,20 @@ enum err seg_create(const struct seg_owner *owner, uint64_t bytes, char name_out
 	return OK;
 }
 
-/* As mmap, at a multiple of HUGE_PAGE: elsewhere the kernel could map no huge pages of what lies at one in the file. */
+/* As mmap, where the kernel can map huge pages of what lies at a multiple of one in the file. */
 static void *map_aligned(int fd, uint64_t at, uint64_t bytes, int access)
 {
 	uint64_t size = (bytes + SMALL_PAGE - 1) / SMALL_PAGE * SMALL_PAGE;
-	unsigned char *room = mmap(NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *room = mem_space(size);
 
-	if (room == MAP_FAILED)
-		return room;
-	uint64_t before = -(uintptr_t)room & (HUGE_PAGE - 1);
-	void *p = mmap(room + before, size, access, MAP_SHARED | MAP_FIXED, fd, (off_t)at);
+	if (!room)
+		return MAP_FAILED;
+	void *p = mmap(room, size, access, MAP_SHARED | MAP_FIXED, fd, (off_t)at);
 	if (p == MAP_FAILED) {
 		int reason = errno;
-		munmap(room, size + HUGE_PAGE);
+		munmap(room, size);
 		errno = reason;
-		return p;
 	}
-	munmap(room + before + size, HUGE_PAGE - before);
-	if (before)
-		munmap(room, before);
 	return p;
 }
 
@@ -137,12 +132,12 @@ static void allocate_huge(int fd, uint64_t offset, uint64_t bytes)
 
 	if (fstat(fd, &st) < 0)
 		return;
-	uint64_t begin = num_div_up(offset, HUGE_PAGE) * HUGE_PAGE;
-	uint64_t end = num_min(offset + bytes, (uint64_t)st.st_size) / HUGE_PAGE * HUGE_PAGE;
+	uint64_t begin = num_div_up(offset, MEM_HUGE_PAGE) * MEM_HUGE_PAGE;
+	uint64_t end = num_min(offset + bytes, (uint64_t)st.st_size) / MEM_HUGE_PAGE * MEM_HUGE_PAGE;
 	if (end <= begin)
 		return;
-	for (uint64_t at = begin; at < end; at += HUGE_PAGE)
-		if (fallocate(fd, 0, (off_t)(at + at / HUGE_PAGE * SMALL_PAGE % HUGE_PAGE), 1) < 0)
+	for (uint64_t at = begin; at < end; at += MEM_HUGE_PAGE)
+		if (fallocate(fd, 0, (off_t)(at + at / MEM_HUGE_PAGE * SMALL_PAGE % MEM_HUGE_PAGE), 1) < 0)
 			return;
 	void *p = map_aligned(fd, begin, end - begin, PROT_NONE);
 	if (p == MAP_FAILED)

@@ -164,12 +164,25 @@ static bool is_dst_driven(const struct run *r)
 	return mode == RUN_WRITE_FILES || mode == RUN_DIFF || mode == RUN_STREAMS || mode == RUN_COPY_FILES;
 }
 
+static void *buffer_new(const struct exec *x, uint64_t bytes)
+{
+	return x->is_long ? mem_huge(bytes) : aligned_alloc(PAGE, bytes);
+}
+
+static void buffer_free(const struct exec *x, void *p, uint64_t bytes)
+{
+	if (x->is_long)
+		mem_huge_free(p, bytes);
+	else
+		mem_free(p);
+}
+
 static FALLIBLE enum err slot_open(struct slot *s, struct exec *x)
 {
 	s->x = x;
 	s->reads.sources = &x->sources;
-	s->in = aligned_alloc(PAGE, x->in_bytes);
-	s->out = x->out_bytes ? aligned_alloc(PAGE, x->out_bytes) : NULL;
+	s->in = buffer_new(x, x->in_bytes);
+	s->out = x->out_bytes ? buffer_new(x, x->out_bytes) : NULL;
 	if (!s->in || (!s->out && x->out_bytes))
 		return ERR(NO_MEMORY, "no memory for buffers of %ju bytes", (uintmax_t)(x->in_bytes + x->out_bytes));
 	return OK;
@@ -187,8 +200,10 @@ static void slot_close(struct slot *s)
 	vec_free(&s->writes);
 	vec_free(&s->finish);
 	vec_free(&s->sync);
-	mem_free(s->in);
-	mem_free(s->out);
+	if (s->x) {
+		buffer_free(s->x, s->in, s->x->in_bytes);
+		buffer_free(s->x, s->out, s->x->out_bytes);
+	}
 	mem_free(s->edges);
 	vec_free(&s->legs);
 	mem_free(s->leg_room);
@@ -450,6 +465,11 @@ static bool reads_past_cache(const struct exec *x)
 	return run->head->opts.past_cache;
 }
 
+static uint64_t whole_pages(uint64_t bytes)
+{
+	return (bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+}
+
 static FALLIBLE enum err open_slots(struct exec *x)
 {
 	uint64_t task = x->run->head->opts.task_bytes;
@@ -457,7 +477,6 @@ static FALLIBLE enum err open_slots(struct exec *x)
 	x->in_bytes = 2 * task - num_min(wave_table_bytes(2 * task), task);
 	for (uint64_t i = 0; i < x->run->scans_n; i++)
 		x->in_bytes = num_max(x->in_bytes, x->run->scans[i].end - x->run->scans[i].begin + SCAN_ROOM);
-	x->in_bytes = (x->in_bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
 	uint64_t more = 0;
 	if (x->run->head->opts.mode == RUN_STREAMS) {
 		x->out_bytes = EXEC_STREAM_BUFFERS * task;
@@ -469,12 +488,15 @@ static FALLIBLE enum err open_slots(struct exec *x)
 		x->out_bytes = task + task / 4;
 	else if (x->run->head->opts.mode == RUN_STATS && x->run->dsts_n)
 		x->out_bytes = x->in_bytes; /* two tasks, or the largest scan */
+	x->in_bytes = whole_pages(x->in_bytes);
+	x->out_bytes = whole_pages(x->out_bytes);
 	uint64_t n = x->spec->memory_bytes / (x->in_bytes + wave_table_bytes(x->in_bytes) + x->out_bytes + more +
 					    most_leg_bytes(x->run));
 
 	x->slot_count = (uint32_t)num_min(num_max(n, 1), SLOTS_MAX);
 	x->slots = mem_zalloc(x->slot_count, sizeof *x->slots);
 	NEED(x->slots, "no memory for slots");
+	x->is_long = task >= MEM_HUGE_PAGE && x->run->tasks_n / x->spec->count > 2 * x->slot_count;
 	for (uint32_t i = 0; i < x->slot_count; i++)
 		TRY(slot_open(&x->slots[i], x));
 	return OK;

@@ -80,6 +80,7 @@ struct exec {
 	struct slot *slots;
 	uint32_t slot_count;
 	bool has_segments;
+	bool is_long;                  /* each slot has several tasks: huge pages are worth clearing */
 	bool past_cache;               /* scans read past the page cache what is not in it */
 	bool gated;                    /* tasks are taken when what they read is there */
 	struct gate gate;

@@ -9,7 +9,6 @@
 #include "base/num.h"
 #include "os/seg.h"
 
-enum { HUGE_PAGE = 2 << 20 };
 
 #define RUN_MAGIC 0x316e757264706364ull /* "dcpdrun1" */
 
@@ -115,7 +114,7 @@ enum err run_share(const struct run_build *b, struct run *out)
 	i++;
 	RUN_TABLES(X)
 #undef X
-	uint64_t room_at = num_div_up(at, HUGE_PAGE) * HUGE_PAGE, bytes = b->room ? room_at + b->room : at;
+	uint64_t room_at = num_div_up(at, MEM_HUGE_PAGE) * MEM_HUGE_PAGE, bytes = b->room ? room_at + b->room : at;
 	TRY(make_run(bytes, out));
 	if (b->room && seg_allocate(out->fd, room_at, b->room) != OK)
 		err_clear(); /* pages come as they are touched */
