@@ -40,6 +40,21 @@ def test_an_ad_hoc_path(at, tmp_path):
         dcpd.save({}, tmp_path / ".hidden")
 
 
+def test_an_ad_hoc_lease_is_renewed_from_half_of_it_on(at, tmp_path):
+    def lease():
+        return next(s["lease_expires_at"] for s in at.api.get("/v1/storages").ok(200)["storages"] if s["path"] == str(tmp_path))
+
+    dcpd.save({"x": 1}, tmp_path / "a")
+    first = lease()
+    time.sleep(0.01)
+    dcpd.save({"x": 2}, tmp_path / "b")
+    assert lease() == first
+    name = next(s["name"] for s in at.api.get("/v1/storages").ok(200)["storages"] if s["path"] == str(tmp_path))
+    at.api.post("/v1/storages", {"name": name, "path": str(tmp_path), "lease_seconds": 60}).ok(201)
+    assert dcpd.load(tmp_path / "b") == {"x": 2}
+    assert lease() > first
+
+
 @pytest.fixture
 def own(request, tmp_path, monkeypatch):
     """No daemon to be found, and private ones in a folder of the test's."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+from datetime import datetime, timezone
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _daemon, _local, errors
 from .client import Client
 
 _REFERENCE = re.compile(r"[a-z][a-z0-9_-]*:[^/]")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
+_LEASE_SECONDS = 86400
 Target = Union[str, "os.PathLike[str]"]
 
 
@@ -89,7 +91,8 @@ def resolve(target: Target, client: Optional[Client] = None, make: bool = False,
             if os.environ.get("DCPD_URL"):
                 raise  # it was named: another one would be a surprise
     if found is not None:
-        place = _under_root(found, path) or _ad_hoc(found, path, make)
+        known = found.storages.list()
+        place = _under_root(found, path, known) or _ad_hoc(found, path, make, known)
         if place is not None:
             return place
         if client is not None:
@@ -109,10 +112,10 @@ def _outside(client: Client) -> str:
     return f"under none of the storage roots of {client.url} ({roots}), which takes no others from here"
 
 
-def _under_root(client: Client, path: str) -> Optional[Place]:
+def _under_root(client: Client, path: str, known: List[Dict[str, Any]]) -> Optional[Place]:
     real = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     best: Optional[Tuple[str, Dict[str, Any]]] = None
-    for s in client.storages.list():
+    for s in known:
         root = os.path.realpath(str(s.get("path") or "")) if s.get("path") else ""
         if root and real.startswith(root.rstrip("/") + "/") and not s.get("adhoc") and (best is None or len(root) > len(best[0])):
             best = (root, s)
@@ -125,7 +128,17 @@ def _under_root(client: Client, path: str) -> Optional[Place]:
     return Place(client, best[1]["name"], name, best[0])
 
 
-def _ad_hoc(client: Client, path: str, make: bool) -> Optional[Place]:
+def _lasts(storage: Dict[str, Any]) -> bool:
+    """Whether a lease has half of its time left: until then no save has to wait for the daemon to write down another."""
+    try:
+        end = datetime.fromisoformat(str(storage.get("lease_expires_at")).replace("Z", "+00:00"))
+    except ValueError:
+        return False
+    return (end - datetime.now(timezone.utc)).total_seconds() > _LEASE_SECONDS / 2
+
+
+def _ad_hoc(client: Client, path: str, make: bool, known: Optional[List[Dict[str, Any]]] = None) -> Optional[Place]:
+    """known: the daemon's storages; None: the daemon is asked."""
     caps = client._caps or client.capabilities()
     if not caps.get("admin") or not client.url.startswith("unix://"):
         return None
@@ -138,10 +151,11 @@ def _ad_hoc(client: Client, path: str, make: bool) -> Optional[Place]:
         raise errors.NotFound(f"{path}: no such directory", code="not_found")
     folder = os.path.realpath(folder)
     storage = "path-" + hashlib.sha256(folder.encode("utf-8", "surrogateescape")).hexdigest()[:20]
-    try:
-        client.storages.create(storage, folder, lease_seconds=86400)
-    except errors.Forbidden:
-        return None
+    if not any(s["name"] == storage and s.get("path") == folder and _lasts(s) for s in known or client.storages.list()):
+        try:
+            client.storages.create(storage, folder, lease_seconds=_LEASE_SECONDS)
+        except errors.Forbidden:
+            return None
     errors._folders[storage] = folder
     return Place(client, storage, name, folder)
 
