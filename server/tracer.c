@@ -16,8 +16,8 @@
 #include "server/trace.h"
 #include "server/courier.h"
 
-/* Jobs whose spans are on their way: beyond these they are dropped. */
-enum { UNDER_WAY_MAX = 256, BODY_MAX = 256 << 10, COMPLAIN_MS = 60000, URL_MAX = 2048 };
+/* Shipments on their way: beyond these spans are dropped. One goes when its first job has ended for GATHER_MS, or is that large. */
+enum { UNDER_WAY_MAX = 256, GATHER_MS = 500, BODY_FULL = 128 << 10, BODY_MAX = 256 << 10, COMPLAIN_MS = 60000, URL_MAX = 2048 };
 enum { KIND_INTERNAL = 1, KIND_SERVER = 2, STATUS_OK = 1, STATUS_ERROR = 2 };    /* of OTLP */
 
 struct tracer {
@@ -26,6 +26,8 @@ struct tracer {
 	char url[URL_MAX + 16], host[256];
 	uint32_t under_way;
 	struct shipment *shipments; /* those */
+	struct shipment *gathering; /* the next one; NULL: no job has ended since the last */
+	struct loop_timer *due;     /* of that */
 	int64_t complained_ms;      /* monotone clock; 0: never */
 };
 
@@ -123,17 +125,21 @@ static void put_stage(struct buf *b, const struct job *j, const char *name, int6
 	buf_puts(b, "]}");
 }
 
-/* Returns how many spans there are. */
-static unsigned put_all(struct buf *b, const struct tracer *t, const struct job *j)
+static void put_head(struct buf *b, const struct tracer *t)
 {
-	size_t n = json_array_size(j->stages);
-	unsigned spans = 1;
-
 	buf_puts(b, "{\"resourceSpans\":[{\"resource\":{\"attributes\":[");
 	put_text(b, true, "service.name", "dcpd");
 	put_text(b, false, "service.version", DCPD_VERSION);
 	put_text(b, false, "host.name", t->host);
 	buf_puts(b, "]},\"scopeSpans\":[{\"scope\":{\"name\":\"dcpd\",\"version\":\"" DCPD_VERSION "\"},\"spans\":[");
+}
+
+/* Returns how many spans there are. */
+static unsigned put_spans(struct buf *b, const struct job *j)
+{
+	size_t n = json_array_size(j->stages);
+	unsigned spans = 1;
+
 	put_job(b, j);
 	for (size_t i = 0; i < n; i++) {
 		const json_t *stage = json_array_get(j->stages, i);
@@ -145,7 +151,6 @@ static unsigned put_all(struct buf *b, const struct tracer *t, const struct job 
 		put_stage(b, j, json_string_value(json_object_get(stage, "stage")), from, to);
 		spans++;
 	}
-	buf_puts(b, "]}]}]}");
 	return spans;
 }
 
@@ -174,36 +179,60 @@ static void on_sent(struct courier_parcel *p)
 	shipment_free(s);
 }
 
-static FALLIBLE enum err ship(struct tracer *t, const struct job *j)
+static void drop(struct tracer *t, unsigned spans, const char *why)
 {
-	struct shipment *s = mem_zalloc(1, sizeof *s);
+	count(t, "dropped", spans);
+	complain(t, why);
+}
 
-	NEED(s, "cannot send spans");
-	*s = (struct shipment){ .tracer = t, .body = BUF_INIT(BODY_MAX) };
-	s->spans = put_all(&s->body, t, j);
-	enum err e = buf_status(&s->body);
-	if (e) {
+static void ship(struct tracer *t)
+{
+	struct shipment *s = t->gathering;
+
+	t->gathering = NULL;
+	loop_timer_stop(&t->due);
+	buf_puts(&s->body, "]}]}]}");
+	if (buf_status(&s->body)) {
+		drop(t, s->spans, err_last()->text);
 		shipment_free(s);
-		return e;
+		return;
 	}
-	s->parcel = (struct courier_parcel){ .url = t->url, .body = { (char *)s->body.p, s->body.len }, .fn = on_sent };
+	s->parcel = (struct courier_parcel){ .url = t->url, .body = { (char *)s->body.p, s->body.len }, .may_reuse = true, .fn = on_sent };
 	t->under_way++;
 	list2_add(&t->shipments, s);
 	courier_send(t->sender, &s->parcel);
-	return OK;
+}
+
+static void on_due(void *user)
+{
+	struct tracer *t = user;
+
+	t->due = NULL;
+	ship(t);
 }
 
 void tracer_job_ended(struct tracer *t, const struct job *j)
 {
 	if (!t || !j->trace || !json_is_true(json_object_get(j->trace, "sampled")))
 		return;
-	if (t->under_way >= UNDER_WAY_MAX) {
-		count(t, "dropped", 1 + (unsigned)json_array_size(j->stages));
-		complain(t, "the collector is too slow");
-	} else if (ship(t, j)) {
-		count(t, "dropped", 1 + (unsigned)json_array_size(j->stages));
-		complain(t, err_last()->text);
+	struct shipment *s = t->gathering;
+	if (!s && t->under_way < UNDER_WAY_MAX)
+		s = t->gathering = mem_zalloc(1, sizeof *s);
+	if (!s) {
+		drop(t, 1 + (unsigned)json_array_size(j->stages),
+		     t->under_way < UNDER_WAY_MAX ? "no memory" : "the collector is too slow");
+		return;
 	}
+	if (s->spans) {
+		buf_putc(&s->body, ',');
+	} else {
+		*s = (struct shipment){ .tracer = t, .body = BUF_INIT(BODY_MAX) };
+		put_head(&s->body, t);
+		loop_timer_start(t->server->loop, GATHER_MS, on_due, t, &t->due);
+	}
+	s->spans += put_spans(&s->body, j);
+	if (s->body.len >= BODY_FULL || t->server->draining) /* which nobody waits for, when it has ended */
+		ship(t);
 }
 
 FALLIBLE enum err tracer_new(struct server *s, struct tracer **out)
@@ -232,6 +261,9 @@ void tracer_free(struct tracer *t)
 	if (!t)
 		return;
 	courier_free(t->sender);
+	loop_timer_stop(&t->due);
+	if (t->gathering)
+		shipment_free(t->gathering);
 	for (struct shipment *s = t->shipments, *next; s; s = next) {
 		next = s->next;
 		shipment_free(s);

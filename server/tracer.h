@@ -1,7 +1,8 @@
 /* tracer.h: sends the spans of jobs that have ended to a collector: OTLP over HTTP, as JSON (--otlp-endpoint).
  *
- * A job is a span, each of its stages one below it. They are sent once, when the job has ended, by the thread that sends webhooks: the loop
- * never waits. A collector that is slow or away costs spans, which are counted (dcpd_trace_spans_total), and nothing else. */
+ * A job is a span, each of its stages one below it. They are sent once, within half a second of the job's end, with those of other jobs
+ * that have ended meanwhile, by the thread that sends webhooks: the loop never waits. A collector that is slow or away costs spans, which
+ * are counted (dcpd_trace_spans_total), and nothing else. */
 #pragma once
 #include "base/err.h"
 

@@ -77,6 +77,17 @@ def test_a_job_is_part_of_its_callers_trace(traced, collector):
     assert {x["event"] for x in lines if x.get("trace") == trace and x.get("job") == j["id"]} == {"job created", "job state", "job ended"}
 
 
+def test_jobs_that_end_together_are_told_together(traced, collector):
+    c = Crafted(traced.storages["main"])
+    jobs = [traced.api.submit("verify", source=c.ref)["id"] for _ in range(20)]
+    stages = {i: len(traced.api.wait(i)["stages"]) for i in jobs}
+    expected = lambda: sum(stages.values()) + len(jobs) <= scrape(traced).get(("dcpd_trace_spans_total", 'outcome="sent"'), 0)
+    lib.wait_for(expected, 10, "all spans sent")
+    told = [json.loads(body)["resourceSpans"][0]["scopeSpans"][0]["spans"] for _, _, body in collector.wait(1)]
+    roots = [s["attributes"][0]["value"]["stringValue"] for spans in told for s in spans if s["name"] == "verify"]
+    assert sorted(roots) == sorted(jobs) and len(told) < len(jobs)
+
+
 @pytest.mark.parametrize("text,taken", [
     (f"00-{'a' * 32}-{'b' * 16}-00", False), (f"cc-{'a' * 32}-{'b' * 16}-01-more", True), (f"00-{'0' * 32}-{'b' * 16}-01", None),
     (f"00-{'A' * 32}-{'b' * 16}-01", None), ("x" * 5000, None),
