@@ -449,7 +449,7 @@ static void on_ended(struct worker *w, enum err e)
 		note_soiled(q);
 		answer(q, e, NULL, NULL);
 		pump(p);
-	} else if (!was_ready && (e != ERR_WORKER_LOST || p->stillborn++ >= p->worker_count)) {
+	} else if (!was_ready && (e != ERR_WORKER_LOST || (p->waiting && p->stillborn++ >= p->worker_count))) {
 		p->stillborn = 0;
 		fail_waiting(p, e); /* a worker cannot even start */
 	} else {

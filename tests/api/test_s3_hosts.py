@@ -214,6 +214,41 @@ def test_a_host_that_comes_again_when_all_is_over_hears_of_the_commit(two, proxy
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("nth", [9, 12, 13, 14, 15, 17])
+def test_a_host_that_comes_again_while_all_ends_hears_of_the_commit(two, networks, s3, nth):
+    """The leader commits and removes the meeting place during the nth request of the host that comes again, whichever that is."""
+    save, asked = Save(two, f"run/{lib.fresh()}", 100_000), []
+    struck, again, held, goes_on, over = (threading.Event() for _ in range(5))
+
+    def leader(verb, path, _):
+        if verb == "PUT" and path.endswith(f"{save.name}/.metadata"):
+            struck.set()
+            goes_on.wait(60)
+
+    def other(verb, path, _):
+        if again.is_set() and not held.is_set():
+            asked.append((verb, path))
+            if len(asked) == nth:
+                held.set()
+                over.wait(60)
+
+    networks[0].fault, networks[1].fault = leader, other
+    save.run()
+    assert struck.wait(30)
+    two[1].kill_workers()
+    again.set()
+    try:
+        assert held.wait(30)
+        goes_on.set()
+        lib.wait_for(lambda: f"{save.name}/.metadata" in s3.keys(f"{save.name}/") and s3.keys(".dcpd/") == [], 60, "the leader's end")
+    finally:
+        goes_on.set()
+        over.set()
+    assert save.ends() == [None, None], asked
+    loads(two[1], save.name, save.images)
+
+
+@pytest.mark.long
 def test_a_host_that_dies_ends_the_save(two, networks, s3):
     """The other says so; its files, and those that come late, are nobody's, and go."""
     save, struck = Save(two, f"run/{lib.fresh()}", timeout=2), threading.Event()

@@ -190,8 +190,11 @@ static void member(void)
 	double cpu = now(CLOCK_PROCESS_CPUTIME_ID);
 	struct comm_counts before = comm_counts(c);
 	for (uint32_t i = 0; i < want.runs; i++) {
-		if (i + 1 == want.runs && out && !(want.op == BROADCAST && spec.rank == 0))
+		if (i + 1 == want.runs && out && !(want.op == BROADCAST && spec.rank == 0)) {
+			double begun = now(CLOCK_PROCESS_CPUTIME_ID);
 			memset(out, 0x11, out_bytes());
+			cpu += now(CLOCK_PROCESS_CPUTIME_ID) - begun; /* which is no part of the collective */
+		}
 		if (comm_barrier(c))
 			fail("barrier");
 		double t = now(CLOCK_MONOTONIC);

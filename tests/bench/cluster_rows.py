@@ -83,12 +83,14 @@ def copy_of(a, name):
 
 
 def stream_beside(a, name, stream):
-    """The stream while "train" is saved to the disk: what a copy has for itself."""
+    """The stream while "train" is saved to the disk: what a copy has for itself. None: the save was over before it."""
     job = a.api.submit("save", source={"state_dict": "train"}, target={"storage": "main", "name": name})
     speed = stream.run()
+    over = a.api.get(f"/v1/jobs/{job['id']}").ok(200)["state"] == "succeeded"
     a.api.wait(job)
     a.api.run("delete", target={"storage": "main", "name": name})
-    return speed
+    lib.wait_for(lambda: not a.staging(), 60, "what was deleted is gone")
+    return None if over else speed
 
 
 def drop_copies(other):
@@ -121,7 +123,8 @@ def restores(b, a, other, stream):
     b.row("cluster.restore", "GB/s", ">=0.80", "iperf3, one stream", runs["restore"], runs["stream"],
           f"load of {told}, out of a neighbour's memory", first=first["restore"])
     b.row("cluster.restore.disk", "GB/s", ">=1.00", "the same load from the disk, cold", runs["restore"], runs["disk"], f"load of {told}")
-    b.row("cluster.replicate", "GB/s", ">=0.50", "iperf3 beside the same save", runs["replicate"], runs["beside"],
+    beside = [s for s in runs["beside"] if s] or runs["stream"]
+    b.row("cluster.replicate", "GB/s", ">=0.50", "iperf3 beside the same save", runs["replicate"], beside,
           f"{told} until a neighbour has them, while they are written to the disk", first=first["replicate"])
 
 

@@ -156,7 +156,11 @@ void *mem_space(size_t bytes)
 #ifdef __SANITIZE_ADDRESS__
 void *mem_huge(size_t bytes)
 {
-	return mem_zalloc(1, bytes);
+	void *p = fail_now() ? NULL : aligned_alloc(4096, bytes);
+
+	if (p)
+		memset(p, 0, bytes);
+	return counted(p);
 }
 
 void mem_huge_free(void *p, size_t bytes)

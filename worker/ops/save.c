@@ -168,7 +168,7 @@ static FALLIBLE enum err find_and_save(struct save *s)
 	s->job->streams = is_filling(s->entry);
 	TRY(job_state(s->job, "planning", "metadata", NULL, 0));
 	if (s->hosts)
-		return hosts_written(s->hosts) ? hosts_await_again(s->hosts) : save(s);
+		return hosts_end_again(s->hosts, hosts_written(s->hosts) ? hosts_await_again(s->hosts) : save(s));
 	struct plan_kept *k = s->entry ? plan_cache_find(s->job, s->entry, &s->view) : NULL;
 	if (!k)
 		return save(s);

@@ -273,25 +273,31 @@ bool hosts_written(struct hosts *h)
 	if (h->is_committed || h->leads)
 		return h->is_committed;
 	bool there = look(h, &v) == OK && has(&v, "part", h->index);
-	if (v.gone && h->job->attempt > 1) /* the leader has removed it since this host came */
-		h->is_committed = committed(h);
 	view_free(&v);
-	return there || h->is_committed;
+	return there;
+}
+
+static FALLIBLE enum err set_recovered(struct hosts *h)
+{
+	h->job->result = json_pack("{s:o, s:b}", "checkpoint", ref_doc(&h->job->spec.target), "recovered", true);
+	return h->job->result ? OK : ERR(NO_MEMORY, "no memory for the result");
 }
 
 enum err hosts_await_again(struct hosts *h)
 {
-	enum err e = h->is_committed ? OK : hosts_read_leader(h);
-	if (e == ERR_NOT_FOUND && committed(h)) {
-		h->is_committed = true;
-		err_clear();
-	} else {
-		TRY(e);
-	}
-	if (!h->is_committed)
+	if (!h->is_committed) {
+		TRY(hosts_read_leader(h));
 		TRY(await_leader(h));
-	h->job->result = json_pack("{s:o, s:b}", "checkpoint", ref_doc(&h->job->spec.target), "recovered", true);
-	return h->job->result ? OK : ERR(NO_MEMORY, "no memory for the result");
+	}
+	return set_recovered(h);
+}
+
+enum err hosts_end_again(struct hosts *h, enum err e)
+{
+	if (e == OK || e == ERR_CANCELLED || h->leads || h->job->attempt == 1 || !committed(h))
+		return e;
+	err_clear();
+	return set_recovered(h);
 }
 
 /* ---- begin ---- */

@@ -34,6 +34,9 @@ struct write_store hosts_store(struct hosts *h);
  * commit, and fills the job's result. */
 bool hosts_written(struct hosts *h);
 FALLIBLE enum err hosts_await_again(struct hosts *h);
+/* The end of a host's part that ended with e: OK, with the job's result, if an attempt broke off and the leader has committed the save
+ * meanwhile, and is gone. */
+FALLIBLE enum err hosts_end_again(struct hosts *h, enum err e);
 /* Tells the others how it ended here (e: err_last() has why), and tidies up. */
 void hosts_close(struct hosts *h, enum err e);
 

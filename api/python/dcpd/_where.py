@@ -129,7 +129,10 @@ def _under_root(client: Client, path: str, known: List[Dict[str, Any]]) -> Optio
 
 
 def _lasts(storage: Dict[str, Any]) -> bool:
-    """Whether a lease has half of its time left: until then no save has to wait for the daemon to write down another."""
+    """Whether it was found to be there, and has half of its lease left: until then no save has to wait for the daemon to write down
+    another."""
+    if not storage.get("probed_at"):
+        return False
     try:
         end = datetime.fromisoformat(str(storage.get("lease_expires_at")).replace("Z", "+00:00"))
     except ValueError:
@@ -151,7 +154,7 @@ def _ad_hoc(client: Client, path: str, make: bool, known: Optional[List[Dict[str
         raise errors.NotFound(f"{path}: no such directory", code="not_found")
     folder = os.path.realpath(folder)
     storage = "path-" + hashlib.sha256(folder.encode("utf-8", "surrogateescape")).hexdigest()[:20]
-    if not any(s["name"] == storage and s.get("path") == folder and _lasts(s) for s in known or client.storages.list()):
+    if not make or not any(s["name"] == storage and s.get("path") == folder and _lasts(s) for s in known or client.storages.list()):
         try:
             client.storages.create(storage, folder, lease_seconds=_LEASE_SECONDS)
         except errors.Forbidden:

@@ -335,7 +335,7 @@ class Policies(_Resource):
 class Runs(_Resource):
     def list(self, storage: Optional[str] = None) -> List[Dict[str, Any]]:
         """The runs of one storage, or of all, by name: run, checkpoints, bytes, latest, step, modified_at, holds."""
-        of = [storage] if storage else [s["name"] for s in self._t.request("GET", "/v1/storages")["storages"]]
+        of = [storage] if storage else [s["name"] for s in self._pages("/v1/storages", "storages", page_size=1000)]
         return [r for s in of for r in self._pages("/v1/runs", "runs", storage=s, page_size=1000)]
 
     def get(self, run: str, *, filter: Optional[str] = None, sort: Optional[str] = None) -> Dict[str, Any]:
@@ -625,7 +625,7 @@ class Publications(_Resource):
 
 class Storages(_Resource):
     def list(self) -> List[Dict[str, Any]]:
-        return list(self._t.request("GET", "/v1/storages")["storages"])
+        return list(self._pages("/v1/storages", "storages", page_size=1000))
 
     def get(self, name: str) -> Dict[str, Any]:
         return dict(self._t.request("GET", f"/v1/storages/{quote(name)}"))
