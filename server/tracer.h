@@ -2,7 +2,7 @@
  *
  * A job is a span, each of its stages one below it. They are sent once, within half a second of the job's end, with those of other jobs
  * that have ended meanwhile, by the thread that sends webhooks: the loop never waits. A collector that is slow or away costs spans, which
- * are counted (dcpd_trace_spans_total), and nothing else. */
+ * are counted (dcpd_trace_spans_total), and nothing else. A daemon that stops drops those that are not sent yet. */
 #pragma once
 #include "base/err.h"
 

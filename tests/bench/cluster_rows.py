@@ -122,8 +122,9 @@ def restores(b, a, other, stream):
     b.row("cluster.restore", "GB/s", ">=0.80", "iperf3, one stream", runs["restore"], runs["stream"],
           f"load of {told}, out of a neighbour's memory", first=first["restore"])
     b.row("cluster.restore.disk", "GB/s", ">=1.00", "the same load from the disk, cold", runs["restore"], runs["disk"], f"load of {told}")
-    beside = [s for s in runs["beside"] if s] or runs["stream"]
-    b.row("cluster.replicate", "GB/s", ">=0.50", "iperf3 beside the same save", runs["replicate"], beside,
+    beside = [s for s in runs["beside"] if s]
+    peer = ("iperf3 beside the same save", beside) if beside else ("iperf3, one stream", runs["stream"])
+    b.row("cluster.replicate", "GB/s", ">=0.50", peer[0], runs["replicate"], peer[1],
           f"{told} until a neighbour has them, while they are written to the disk", first=first["replicate"])
 
 

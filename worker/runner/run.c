@@ -9,7 +9,6 @@
 #include "base/num.h"
 #include "os/seg.h"
 
-
 #define RUN_MAGIC 0x316e757264706364ull /* "dcpdrun1" */
 
 void run_build_free(struct run_build *b)
