@@ -126,13 +126,13 @@ def test_what_ranks_gather(ranks):
 
 
 @pytest.mark.parametrize("how", ["save", "async"])
-def test_two_collectives_and_one_job(ranks, d, how):
-    """And all ranks have the id of the one job that was made."""
+def test_two_rounds_and_one_job(ranks, d, how):
+    """Two times everybody hears of everybody; and all ranks have the id of the one job that was made."""
     ref = f"main:{lib.fresh()}"
     got = ranks(on_streaming.counted, ref, how)
     assert len({g[0] for g in got}) == 1
     assert [j["id"] for j in jobs(d, ref + "-1")] == [got[0][0]]
-    assert [g[1] for g in got] == [["all_gather"] * 2] * 4
+    assert [g[1] for g in got] == [["gather", "broadcast"] * 2] * 4
 
 
 @pytest.mark.long
