@@ -26,7 +26,7 @@ from dcpd import _copy
 from dcpd.torch import StorageReader, StorageWriter
 
 warnings.filterwarnings("ignore")
-SMALL, FEW = 10_000, 8
+SMALL, FEW = 2500, 8
 SETTLE_S = 60
 
 

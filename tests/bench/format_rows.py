@@ -221,7 +221,7 @@ def zero(f):
 
 def diffs(f):
     """Two checkpoints of PyTorch's, all of whose elements differ; then two that dcpd wrote, of which one tensor differs."""
-    names, size = ("d0", "d1"), 2 * f.size
+    names, size = ("d0", "d1"), f.size
     paths = [f.root / n for n in names]
     state = f.state(size)
     for p in paths:

@@ -28,7 +28,7 @@ COLUMNS = [{"match": "*", "mesh": [2], "placements": ["Shard(1)"]}]
 class Bench:
     def __init__(self, words=()):
         """words: rows whose name holds one of them; all without."""
-        self.words, self.rows = words, []
+        self.words, self.rows, self.since = words, [], time.monotonic()
         base = pathlib.Path(os.environ.get("DCPD_BENCH_DIR", lib.ROOT / "build"))
         base.mkdir(parents=True, exist_ok=True)
         self.disk = pathlib.Path(tempfile.mkdtemp(prefix="bench-", dir=base))
@@ -51,8 +51,10 @@ class Bench:
         ratio = a / b if b else 0.0
         limit = float(goal[2:])
         met = ratio <= limit if goal.startswith("<=") else ratio >= limit
+        now = time.monotonic()
+        took, self.since = round(now - self.since, 1), now
         self.rows.append({"name": name, "ours": a, "peer": b, "peer_name": peer_name, "unit": unit, "ratio": round(ratio, 4),
-                          "goal": goal, "met": met, "command": command, "runs": {"ours": ours, "peer": peer}, **more})
+                          "goal": goal, "met": met, "command": command, "runs": {"ours": ours, "peer": peer}, "took": took, **more})
         print(f"{name:32} {a:10.3f} {b:10.3f} {unit:5} {ratio:7.2f} {goal:8} {'' if met else 'MISSED':7} "
               f"{spread(ours):>5} {spread(peer):>5}  {peer_name}", flush=True)
 

@@ -12,7 +12,7 @@ import sys
 from python_rows import environment
 
 PEER = pathlib.Path(__file__).with_name("pace_peer.py")
-ROUNDS = 5
+ROUNDS = 3
 NAMES = ("py.step.background", "py.step.full", "py.step.torch")
 
 

@@ -1,8 +1,8 @@
 """Bench rows of the Python package: what a trainer waits for, beside memcpy, PyTorch's checkpointing and fio, in one run.
 
-Four ranks with half of the bench's bytes each (512 MiB by default), and one process with 10,000 small tensors. The processes that are
-measured are tests/bench/python_peer.py. Each form of PyTorch's saves runs for itself: one that fails takes its own row only. The rows of
-the drop-in are in dropin_rows.py.
+Four ranks with half of the bench's bytes each (512 MiB by default), a quarter each for loads, and one process with 10,000 small tensors.
+The processes that are measured are tests/bench/python_peer.py. Each form of PyTorch's saves runs for itself: one that fails takes its own
+row only. The rows of the drop-in are in dropin_rows.py.
 """
 import json
 import os
@@ -80,7 +80,7 @@ def rows(bench, size):
     if any(wanted[:len(SAVES)]) or rivals:
         done += of_saves(bench, size // 2, rivals)
     if any(wanted[len(SAVES):len(SAVES) + len(LOADS)]):
-        done += of_loads(bench, size // 2)
+        done += of_loads(bench, size // 4)
     if any(bench.wants(n) for n in ("py.small.plain", "py.small.dtensor")):
         of_small(bench)
     if bench.wants("py.import"):

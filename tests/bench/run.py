@@ -5,10 +5,10 @@
     run.py --scale                             growth with ranks, chunks, tensors, checkpoints and jobs (scale_rows.py)
 
 Prints a table; build/bench/results.jsonl has a line per row: {"name","ours","peer","peer_name","unit","ratio","goal","met","command",
-"runs"}. ratio = ours / peer. Medians; `runs` has the single figures of both sides, so the spread can be seen. Ours and the peer
-take turns, because a disk's speed drifts; memory is touched once before a clock starts, because new pages cost more than the
-work itself. Then come the rows that became slower than when they were recorded last on such a machine (record.py); --record adds this
-run. Exit status 1: a part was not measured, or a recorded row is missing.
+"runs","took"}. ratio = ours / peer. Medians; `runs` has the single figures of both sides, so the spread can be seen; `took`: seconds
+since the row before. Ours and the peer take turns, because a disk's speed drifts; memory is touched once before a clock starts, because
+new pages cost more than the work itself. Then come the rows that became slower than when they were recorded last on such a machine
+(record.py); --record adds this run. Exit status 1: a part was not measured, or a recorded row is missing.
 """
 import argparse
 import json
@@ -47,7 +47,7 @@ QUICK = ("save.disk", "save.tmpfs", "load.warm", "reshard.", "py.stall.warm", "d
 
 def python(b):
     python_rows.rows(b, SIZE)
-    pace_rows.rows(b, SIZE)
+    pace_rows.rows(b, SIZE // 2)
     b.no_torch()
 
 

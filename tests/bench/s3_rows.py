@@ -11,6 +11,7 @@ from measure import MIB, RUNS, SIZE, TESTBIN, lib
 import s3_server
 
 PART_MIB, THREADS = 16, 8
+OBJECT = SIZE // 4         # each of the four moves it eight times
 
 
 class Mover:
@@ -40,11 +41,11 @@ def rows(b):
     if not b.wants("s3.put") and not b.wants("s3.get"):
         return
     path = b.tmpfs / "s3-content"
-    path.write_bytes(os.urandom(MIB) * (SIZE // MIB))
+    path.write_bytes(os.urandom(MIB) * (OBJECT // MIB))
     peers = ["boto3", "s3torchconnector", *(["rclone"] if shutil.which("rclone") else [])]
     with s3_server.Server(b.disk / "s3") as server, contextlib.ExitStack() as open_:
         env = {**server.environment(), "PATH": os.environ["PATH"]}
-        ours = Mover(TESTBIN / "bench/bench_s3", server.endpoint, server.bucket, "ours", SIZE // MIB, PART_MIB, THREADS, env=env)
+        ours = Mover(TESTBIN / "bench/bench_s3", server.endpoint, server.bucket, "ours", OBJECT // MIB, PART_MIB, THREADS, env=env)
         movers = {"ours": open_.enter_context(ours)}
         for peer in peers:
             movers[peer] = open_.enter_context(Mover(
@@ -56,7 +57,7 @@ def rows(b):
                 for name in list(movers) if i % 2 else reversed(list(movers)):
                     runs[name].append(movers[name].run(way))
             runs = {name: list(zip(*some[1:])) for name, some in runs.items()}  # the first connects
-            command = f"{SIZE // MIB} MiB in parts of {PART_MIB} MiB by {THREADS} threads"
+            command = f"{OBJECT // MIB} MiB in parts of {PART_MIB} MiB by {THREADS} threads"
             told = {name: [round(statistics.median(x), 4) for x in runs[name]] for name in peers}
             best = min(peers, key=lambda name: told[name][0])
             for i, (row, goal) in enumerate(((f"s3.{way}", "<=1.0"), (f"s3.{way}.cpu", "<=0.5"))):
