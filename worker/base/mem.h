@@ -14,6 +14,13 @@ void mem_fail_at(uint64_t nth);                /* fails the nth allocation from 
 /* So many allocations of this thread have failed. Libraries that use mem_* seldom say why they failed: a count that has grown does. */
 uint64_t mem_failures(void);
 
+/* Has the processor fetch the bytes that a walk will come to; p may be NULL. */
+static inline void mem_prefetch(const void *p, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i += 64)
+		__builtin_prefetch((const char *)p + i);
+}
+
 /* Address space without access at a multiple of MEM_HUGE_PAGE, `bytes` of it, whole pages: elsewhere the kernel could map no huge pages.
  * NULL with errno; ends by munmap. */
 enum { MEM_HUGE_PAGE = 2 << 20 };

@@ -13,7 +13,7 @@
 #include "query/lookup_scan.h"
 #include "store/aliases.h"
 
-enum { PAGE_MAX = 2000, CHOICES_MAX = 4, VERDICTS_MAX = 200000 };
+enum { PAGE_MAX = 2000, CHOICES_MAX = 4, VERDICTS_MAX = 200000, AHEAD = 8 };
 
 /* So that what was never looked at is long overdue. */
 static const uint64_t questions_first = 1ull << 32;
@@ -158,12 +158,23 @@ static FALLIBLE enum err consider(struct finding *f, struct lookup_child *c)
 	return choose(f, (struct lookup_choice){ c, checkpoint_query_place(&f->query, &e->facts) });
 }
 
+/* Entries lie all over the memory: a search that waits for each of 100,000 takes twice as long. */
+static void fetch_ahead(const struct lookup_entry *e)
+{
+	if (!e)
+		return;
+	mem_prefetch(&e->facts, sizeof e->facts);
+	mem_prefetch(e + 1, 1); /* its texts, the name in front */
+}
+
 /* Considers the checkpoints in the folder and, unless one run is asked for, below it. Of checkpoints that differ in nothing but their
  * names, such as sizes that are all the same, the first of the order are met first: the others do not move the heap. */
 static FALLIBLE enum err consider_folder(struct finding *f, const struct lookup_dir *d)
 {
 	for (uint64_t i = 0, n = d->children.n; i < n; i++) {
 		struct lookup_child *c = &d->children.v[f->query.falls ? n - 1 - i : i];
+		if (i + AHEAD < n)
+			fetch_ahead(d->children.v[f->query.falls ? n - 1 - i - AHEAD : i + AHEAD].entry);
 		if (c->dir && !f->run)
 			TRY(consider_folder(f, c->dir));
 		else if (c->entry && !c->dir)

@@ -10,7 +10,7 @@
 #include "query/lookup_scan.h"
 #include "store/checkpoint.h"
 
-enum { DEPTH_MAX = 16, SLICE_MS = 300, MADE_MIN = 16, MARKS_AT_ONCE = 2000, FILES_AT_ONCE = 32, LOOKS_NS = 6000000 };
+enum { DEPTH_MAX = 16, SLICE_MS = 300, MADE_MIN = 16, MARKS_AT_ONCE = 2000, FILES_AT_ONCE = 32, LOOKS_NS = 4000000 };
 
 struct scan {
 	const struct lookup_look *look;
@@ -21,6 +21,7 @@ struct scan {
 	int64_t looks_end_ns;
 	uint32_t depth;
 	bool more;                     /* the time is up: there are checkpoints that are not known yet */
+	bool late;                     /* the time for looks at those that are is up */
 	char path[LOOKUP_PATH_MAX];
 };
 
@@ -30,16 +31,27 @@ static bool is_due(const struct scan *s, uint64_t last, uint64_t at_once)
 	return s->scope <= at_once || (s->look->tree->questions - last) * at_once >= s->scope;
 }
 
-static FALLIBLE enum err look_at_entry(struct scan *s, struct lookup_child *c)
+/* Has this question had the time that it may take for what is known? */
+static bool is_late(struct scan *s)
+{
+	s->late = s->late || (s->scope > FILES_AT_ONCE && clock_mono_ns() > s->looks_end_ns);
+	return s->late;
+}
+
+/* A checkpoint that is known and that nobody has to look at now. */
+static bool is_at_rest(struct scan *s, const struct lookup_child *c)
 {
 	const struct lookup_entry *e = c->entry;
-	bool whole = is_due(s, e->looked, FILES_AT_ONCE);
 
-	if (e->asked == s->look->tree->questions || (!whole && e->settled && !is_due(s, e->asked, MARKS_AT_ONCE)))
-		return OK;
-	if (s->scope > FILES_AT_ONCE && clock_mono_ns() > s->looks_end_ns)
-		return OK;
-	return lookup_entry_refresh(s->look, c, whole);
+	if (!e || c->dir)
+		return false;
+	return s->late || e->asked == s->look->tree->questions ||
+	       (e->settled && !is_due(s, e->looked, FILES_AT_ONCE) && !is_due(s, e->asked, MARKS_AT_ONCE));
+}
+
+static FALLIBLE enum err look_at_entry(struct scan *s, struct lookup_child *c)
+{
+	return is_late(s) ? OK : lookup_entry_refresh(s->look, c, is_due(s, c->entry->looked, FILES_AT_ONCE));
 }
 
 static bool is_time_up(struct scan *s)
@@ -129,11 +141,11 @@ static bool is_passed(const struct scan *s)
 }
 
 /* Are all in the folder known, with none whose turn it is? Then it is passed by, so that many cost what few do. */
-static bool is_quiet(const struct scan *s, const struct lookup_dir *d)
+static bool is_quiet(struct scan *s, const struct lookup_dir *d)
 {
 	if (d->quiet_at != s->look->tree->refreshed || s->scope <= FILES_AT_ONCE)
 		return false;
-	return (!is_due(s, d->asked, MARKS_AT_ONCE) && !is_due(s, d->looked, FILES_AT_ONCE)) || clock_mono_ns() > s->looks_end_ns;
+	return (!is_due(s, d->asked, MARKS_AT_ONCE) && !is_due(s, d->looked, FILES_AT_ONCE)) || is_late(s);
 }
 
 /* All of the folder have been passed. */
@@ -165,7 +177,7 @@ static FALLIBLE enum err scan_folder(struct scan *s, struct lookup_dir *d, struc
 		return ERR(LIMIT_EXCEEDED, "more than %d names are too many to filter or to sort: ask for a run, or by names",
 			   LOOKUP_NAMES_MAX);
 	for (uint64_t i = 0; i < d->children.n && !s->more && !e; i++)
-		if (lookup_path_enter(s->path, at, lookup_tree_name(d, i)) && !is_passed(s))
+		if (!is_at_rest(s, &d->children.v[i]) && lookup_path_enter(s->path, at, lookup_tree_name(d, i)) && !is_passed(s))
 			e = scan_child(s, &d->children.v[i], lookup_tree_name(d, i), dir);
 	s->path[at] = '\0';
 	if (all && !s->more && !e)
