@@ -356,7 +356,7 @@ STREAM_package2 := $(wildcard tests/python/test_[m-z]*.py)
 STREAM_package3 := $(filter-out $(STREAM_package1) $(STREAM_package2),$(wildcard tests/python/test_*.py))
 
 .PHONY: check
-check: ## what a change must pass: installs, builds, runs (six to eight minutes on 2 cores once built; LONG=1 for more)
+check: ## what a change must pass: installs, builds, runs (four to five minutes on 2 cores once built; LONG=1 for more)
 	$(Q)$(MAKE) --no-print-directory deps deps-test
 	$(Q)$(MAKE) --no-print-directory -j$(JOBS) all tools $(UNIT)
 	@mkdir -p $(dir $(FAILED)); rm -f $(FLAKY) $(FAILED)
