@@ -434,7 +434,7 @@ $(TESTBIN)/test_cli_%: $(O)/tests/unit/test_cli_%.o $(call obj,$(CTL_SRC)) $(LIB
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ -lcmocka $(CTL_LIBS)
 # The worker's jobs and the coordinator's are two modules of one name: who tests the first links without the second.
-OPS_TESTS := hostile_memory build_files build_diff build_sources checkpoint commit dcp_ops exec read_plan locate lookup_kept manifest past_cache plan_sound run spec_layout spec_select spool store_jobs trash wave
+OPS_TESTS := hostile_memory build_files build_diff build_sources checkpoint commit dcp_ops exec read_plan locate lookup_kept lookup_scan manifest past_cache plan_sound run spec_layout spec_select spool store_jobs trash wave
 $(OPS_TESTS:%=$(TESTBIN)/test_%): $(TESTBIN)/test_%: $(O)/tests/unit/test_%.o $(LIB)/libdcp.a
 	$(say) LINK $@
 	@mkdir -p $(@D)

@@ -164,7 +164,7 @@ static void fetch_ahead(const struct lookup_entry *e)
 	if (!e)
 		return;
 	mem_prefetch(&e->facts, sizeof e->facts);
-	mem_prefetch(e + 1, 1); /* its texts, the name in front */
+	mem_prefetch(e + 1, 1); /* the name, where there are neither metrics nor labels */
 }
 
 /* Considers the checkpoints in the folder and, unless one run is asked for, below it. Of checkpoints that differ in nothing but their

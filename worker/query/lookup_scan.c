@@ -2,8 +2,9 @@
  *
  * Each directory on the way is looked at, which shows what came and went. A checkpoint that is not known yet is opened; so many
  * are that after SLICE_MS the question ends, and is asked again. One that is known can only have been changed in place. A stat() shows most
- * such changes, a look at all its files the rest: of few checkpoints all are looked at with each question, of many some, those next that
- * were looked at longest ago, for no longer than LOOKS_NS. (What a page shows is looked at in any case: lookup_find.c.) */
+ * such changes, a look at all its files the rest: of few checkpoints all are looked at with each question, of many a share, those that were
+ * looked at longest ago, for no longer than LOOKS_NS. (What a page shows is looked at in any case: lookup_find.c.) Where that is too short,
+ * as the storage takes its time, the next question goes on where this one was late: each has its turn. */
 #include "base/clock.h"
 #include "base/num.h"
 #include "query/lookup_kept.h"
@@ -18,10 +19,11 @@ struct scan {
 	bool one_folder;               /* what is in folders below does not matter */
 	uint64_t scope;                /* checkpoints that may be in it */
 	uint64_t made;
-	int64_t looks_end_ns;
+	int64_t looks_end_ns;          /* 0: there was no look yet */
 	uint32_t depth;
 	bool more;                     /* the time is up: there are checkpoints that are not known yet */
-	bool late;                     /* the time for looks at those that are is up */
+	bool late;                     /* LOOKS_NS are over: checkpoints that are known are not looked at any more */
+	bool resting;                  /* the question before has looked at what is here */
 	char path[LOOKUP_PATH_MAX];
 };
 
@@ -31,21 +33,24 @@ static bool is_due(const struct scan *s, uint64_t last, uint64_t at_once)
 	return s->scope <= at_once || (s->look->tree->questions - last) * at_once >= s->scope;
 }
 
-/* Has this question had the time that it may take for what is known? */
+/* Is the time for looks at what is known over? */
 static bool is_late(struct scan *s)
 {
-	s->late = s->late || (s->scope > FILES_AT_ONCE && clock_mono_ns() > s->looks_end_ns);
+	int64_t now = s->late || s->scope <= FILES_AT_ONCE ? 0 : clock_mono_ns();
+
+	s->looks_end_ns = s->looks_end_ns ? s->looks_end_ns : now + LOOKS_NS; /* from the first look on: one is made in any case */
+	s->late = s->late || now > s->looks_end_ns;
 	return s->late;
 }
 
-/* A checkpoint that is known and that nobody has to look at now. */
+/* A checkpoint that is known and is not looked at now: it is not its turn, or it is too late. */
 static bool is_at_rest(struct scan *s, const struct lookup_child *c)
 {
 	const struct lookup_entry *e = c->entry;
 
 	if (!e || c->dir)
 		return false;
-	return s->late || e->asked == s->look->tree->questions ||
+	return s->late || (s->resting && e->settled) || e->asked == s->look->tree->questions ||
 	       (e->settled && !is_due(s, e->looked, FILES_AT_ONCE) && !is_due(s, e->asked, MARKS_AT_ONCE));
 }
 
@@ -145,7 +150,7 @@ static bool is_quiet(struct scan *s, const struct lookup_dir *d)
 {
 	if (d->quiet_at != s->look->tree->refreshed || s->scope <= FILES_AT_ONCE)
 		return false;
-	return (!is_due(s, d->asked, MARKS_AT_ONCE) && !is_due(s, d->looked, FILES_AT_ONCE)) || is_late(s);
+	return s->resting || (!is_due(s, d->asked, MARKS_AT_ONCE) && !is_due(s, d->looked, FILES_AT_ONCE)) || is_late(s);
 }
 
 /* All of the folder have been passed. */
@@ -167,7 +172,7 @@ static void note_quiet(const struct scan *s, struct lookup_dir *d)
 static FALLIBLE enum err scan_folder(struct scan *s, struct lookup_dir *d, struct store_at dir)
 {
 	size_t at = strlen(s->path);
-	bool all = lookup_starts_with(str_of(s->path), s->prefix);
+	bool all = lookup_starts_with(str_of(s->path), s->prefix), resting = s->resting, was_late = s->late;
 	enum err e = OK;
 
 	if (all && is_quiet(s, d))
@@ -176,23 +181,27 @@ static FALLIBLE enum err scan_folder(struct scan *s, struct lookup_dir *d, struc
 	if (s->look->tree->names > LOOKUP_NAMES_MAX)
 		return ERR(LIMIT_EXCEEDED, "more than %d names are too many to filter or to sort: ask for a run, or by names",
 			   LOOKUP_NAMES_MAX);
-	for (uint64_t i = 0; i < d->children.n && !s->more && !e; i++)
+	uint64_t from = d->looks_from;
+	for (uint64_t i = 0; i < d->children.n && !s->more && !e; i++) {
+		s->resting = resting || i < from;
 		if (!is_at_rest(s, &d->children.v[i]) && lookup_path_enter(s->path, at, lookup_tree_name(d, i)) && !is_passed(s))
 			e = scan_child(s, &d->children.v[i], lookup_tree_name(d, i), dir);
+		if (s->late && !was_late)
+			d->looks_from = i;
+		was_late = s->late;
+	}
+	if (!s->late && !resting)
+		d->looks_from = 0;
+	s->resting = resting;
 	s->path[at] = '\0';
 	if (all && !s->more && !e)
 		note_quiet(s, d);
 	return e;
 }
 
-static int64_t looks_end(void)
-{
-	return clock_mono_ns() + LOOKS_NS;
-}
-
 FALLIBLE enum err lookup_scan(const struct lookup_look *look, struct store_at top, struct str prefix, bool *more_out)
 {
-	struct scan s = { .look = look, .prefix = prefix, .scope = look->tree->entries, .looks_end_ns = looks_end() };
+	struct scan s = { .look = look, .prefix = prefix, .scope = look->tree->entries };
 
 	enum err e = scan_folder(&s, look->tree->top, top);
 	*more_out = s.more;
@@ -204,7 +213,7 @@ FALLIBLE enum err lookup_scan(const struct lookup_look *look, struct store_at to
 FALLIBLE enum err lookup_scan_run(const struct lookup_look *look, struct store_at top, const char *run, struct lookup_dir **out,
 				  bool *more_out)
 {
-	struct scan s = { .look = look, .one_folder = true, .looks_end_ns = looks_end() };
+	struct scan s = { .look = look, .one_folder = true };
 	CLEANUP(store_close) struct store_at dir = STORE_NOTHING;
 	struct lookup_dir *d = look->tree->top;
 	enum format format;

@@ -42,6 +42,7 @@ struct lookup_dir {
 	uint64_t commits;              /* of the question with which it was read */
 	struct buf names;              /* zero-terminated */
 	struct vec(struct lookup_child) children;      /* sorted: those that may be or hold checkpoints */
+	uint64_t looks_from;           /* the child at which the time for looks was up last: the next go on there; 0: it was enough */
 	uint64_t quiet_at;             /* the tree's refreshed when all children were settled checkpoints; 0: not all are */
 	uint64_t asked, looked;        /* then: the least of theirs */
 };
