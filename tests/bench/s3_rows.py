@@ -11,7 +11,7 @@ from measure import MIB, RUNS, SIZE, TESTBIN, lib
 import s3_server
 
 PART_MIB, THREADS = 16, 8
-OBJECT = SIZE // 4         # each of the four moves it eight times
+OBJECT = max(SIZE // 4, PART_MIB * THREADS * MIB)  # each of the four moves it eight times
 
 
 class Mover:
