@@ -542,7 +542,7 @@ fuzz-run: $(FUZZERS)
 	  grep -E 'number_of_executed_units|peak_rss' build/fuzz/$$n.log; done
 
 .PHONY: bench bench-quick bench-scale
-bench: ## figures beside PyTorch, fio, memcpy, cp (<= 15 minutes), and what became slower (T=WORD picks rows, RECORD=1 keeps the run)
+bench: ## figures beside PyTorch, fio, memcpy, cp (16 minutes; more on a slow disk), and what became slower (T=WORD picks rows, RECORD=1 keeps the run)
 bench-quick: BENCH_ARGS := --quick ## a few of them, in two minutes
 bench-quick: export DCPD_BENCH_MIB ?= 256
 bench-scale: BENCH_ARGS := --scale ## growth with ranks, chunks, tensors, checkpoints and jobs

@@ -11,7 +11,7 @@ import libdcp
 import torch
 import torch.distributed.checkpoint as dcp
 
-RUNS = 5
+RUNS = 3
 
 
 def rows(bench, size):

@@ -23,7 +23,7 @@ import tempfile
 import python_rows
 
 HERE = pathlib.Path(__file__).resolve().parent
-FORMS = {"few": (1, 3), "dtensor": (4, 3), "small": (1, 3)}  # ranks, runs
+FORMS = {"few": (1, 3), "dtensor": (4, 3), "small": (1, 2)}  # ranks, runs
 GOALS = {"drop.few.load.after_async": "<=0.30", "drop.dtensor.load.after_async": "<=0.55", "drop.small.load.after_async": "<=0.70",
          "drop.few.save": "<=0.70", "drop.few.save.first": "<=0.70", "drop.dtensor.save": "<=0.80", "drop.dtensor.save.first": "<=0.80"}
 LIMIT_S = 1200

@@ -15,7 +15,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "api" / "python"
-RUNS = 3
+RUNS, RIVAL_RUNS = 3, 2
 IMPORT = "import time; t = time.perf_counter(); import dcpd; print(time.perf_counter() - t)"
 RIVALS = ("default", "thread_cached", "process_cached")
 SAVES = ("py.stall.warm", "py.stall.overlap", "py.stall.first", "py.save.durable", "py.save.first")
@@ -53,7 +53,7 @@ class Part:
         self.bench, self.figures, self.why = bench, {}, ""
         try:
             with tempfile.TemporaryDirectory(dir=bench.disk) as folder:
-                self.figures = measure(bench, part, 4, size, RUNS, folder)
+                self.figures = measure(bench, part, 4, size, RIVAL_RUNS if part in RIVALS else RUNS, folder)
         except (AssertionError, OSError, ValueError, subprocess.SubprocessError) as e:
             self.why = str(e)[:400]
 

@@ -192,7 +192,7 @@ def command(b):
     b.row("rest.dcpctl", "ms", "<=1.50", "curl, the same answer", ours, peer, "dcpctl ls disk")
 
 
-CLIENTS, IDLE, SECONDS = 1000, 4000, 3
+CLIENTS, IDLE, SECONDS = 1000, 4000, 2
 HEAD = "GET {} HTTP/1.1\r\nHost: localhost\r\n{}\r\n"
 
 
