@@ -154,14 +154,17 @@ def main():
 
 
 def enter(pid):
-    """The namespaces of a host that this process holds; Python has setns() from 3.12 on."""
+    """The namespaces and the root of a host that this process holds; Python has setns() from 3.12 on."""
     libc = ctypes.CDLL(None, use_errno=True)
+    root = os.open(f"/proc/{pid}/root", os.O_RDONLY)
     opened = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("uts", "mnt")]
     for fd in opened:
         if libc.setns(fd, 0) != 0:
             raise OSError(ctypes.get_errno(), "setns")
         os.close(fd)
-    os.chdir("/")
+    os.fchdir(root)  # setns() has gone to the namespace's own root, which is not the holder's where these tests run in a chroot
+    os.chroot(".")
+    os.close(root)
 
 
 def serve(torch, on_ranks, rank, calls, out):
