@@ -89,17 +89,12 @@ def test_the_seal_does_not_wait_for_the_look(d):
     marked(d, sd, 0, 1)
     pids = lookers(d)
     assert pids
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with lib.stopped(*pids):
         put(d, sd, 0, BAD["zeroes"], 2)
         target = {"storage": "main", "name": lib.fresh()}
         p = d.api.fails("save", "format_image", "format_safetensors", source={"state_dict": sd}, target=target)
         assert "generation 2" in p["detail"], p
         assert "problem" not in slots(d, sd)[0, 2]
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
     marked(d, sd, 0, 2)
     d.drop(sd)
 
@@ -112,16 +107,11 @@ def test_a_slot_that_was_released_before_the_answer_is_not_marked(d):
     marked(d, sd, 0, 1)
     pids = lookers(d)
     d.api.post(f"/v1/state-dicts/{sd}/ranks/0:release", {"generation": 1}).ok(204)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with lib.stopped(*pids):
         put(d, sd, 0, bad, 2)
         time.sleep(0.3)  # the question is on its way
         d.api.post(f"/v1/state-dicts/{sd}/ranks/0:release", {"generation": 2}).ok(204)
         s = d.reserve(sd, 0, len(GOOD), 3)
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
     time.sleep(0.3)
     lib.write_segment(s["segment"], GOOD)
     d.seal(sd, 0, 3, len(GOOD))

@@ -2,7 +2,6 @@
 import base64
 import json
 import os
-import signal
 import time
 
 import etcd
@@ -87,11 +86,8 @@ def test_nodes_see_each_other_come_and_go(cluster, server):
 def test_a_daemon_that_was_paused_for_longer_than_its_lease_joins_again(cluster):
     a, b = cluster("a", "b")
     a.sees(a="joined", b="joined")
-    b.proc.send_signal(signal.SIGSTOP)
-    try:
+    with lib.stopped(b.proc.pid):
         a.sees(a="joined", b="away")
-    finally:
-        b.proc.send_signal(signal.SIGCONT)
     a.sees(a="joined", b="joined")
 
 

@@ -135,12 +135,9 @@ def test_work_for_a_drained_node_is_done_by_another(pair):
 def test_a_node_that_hangs_is_given_up(pair):
     a, b = pair
     done = save(b, "run/step-1")
-    b.proc.send_signal(etcd.signal.SIGSTOP)
-    try:
+    with lib.stopped(b.proc.pid):
         assert a.api.get("/v1/jobs").ok(200)["nodes_silent"] == ["b"]
         assert a.api.get(f"/v1/jobs/{done['id']}").ok(200)["node_away"]
-    finally:
-        b.proc.send_signal(etcd.signal.SIGCONT)
     lib.wait_for(lambda: "node_away" not in a.api.get(f"/v1/jobs/{done['id']}").ok(200), 20, "the node again")
 
 

@@ -121,10 +121,12 @@ def test_overwrite_that_fails_leaves_the_old_one(d):
 
 def test_two_jobs_on_one_name(d):
     n, sd, other = name(), big(d), small(d)
-    first = d.api.submit("save", source={"state_dict": sd}, target=to(n))
-    d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": other}, "target": to(n)}).problem("target_busy", status=409)
-    d.api.post("/v1/jobs", {"kind": "delete", "target": to(n)}).problem("target_busy", "not_found")
-    d.api.delete(f"/v1/state-dicts/{sd}").problem("state_dict_busy", status=409)
+    d.api.run("save", source={"state_dict": other}, target=to(name()))  # the gang is there
+    with lib.stopped(*(w["pid"] for w in d.api.get("/v1/workers").ok(200)["workers"] if w["role"] == "gang")):
+        first = d.api.submit("save", source={"state_dict": sd}, target=to(n))
+        d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": other}, "target": to(n)}).problem("target_busy", status=409)
+        d.api.post("/v1/jobs", {"kind": "delete", "target": to(n)}).problem("target_busy", "not_found")
+        d.api.delete(f"/v1/state-dicts/{sd}").problem("state_dict_busy", status=409)
     done = d.api.wait(first)
     assert done["state"] == "succeeded", done
     d.api.delete(d.api.storage_path("main", n)).ok(200, 202, 204)

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import time
 
@@ -145,16 +144,10 @@ def test_queue_age(spawn):
     slow = {"source": {"state_dict": second}, "options": {"pace": "background"}}
     jobs = [d.api.submit("save", target={"storage": "main", "name": f"q/{i}"}, **slow) for i in (1, 2, 3, 4)]
     lib.wait_for(lambda: any(job(d, j)["state"] == "running" for j in jobs), 20, "a save runs")
-    stopped = d.workers()  # the save in front goes no further
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with lib.stopped(*d.workers()):  # the save in front goes no further
         time.sleep(1.2)
         queued = [j for j in jobs if job(d, j)["state"] == "queued"]
         age = scrape(d)["dcpd_queue_oldest_seconds", 'kind="save"']
-    finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
     assert queued and age >= 1, (queued, age)
     for j in jobs:
         d.api.post(f"/v1/jobs/{j['id']}:cancel")

@@ -392,13 +392,10 @@ def test_what_only_a_silent_node_may_have_is_not_said_to_be_nowhere(cluster, tmp
     other = {**load, "source": {"storage": "main", "name": "run/step-1-of-others"}}
     shutil.rmtree(tmp_path / "shared" / "run")
     a.api.post("/v1/jobs", other).problem("not_found")
-    b.proc.send_signal(signal.SIGSTOP)
-    try:
+    with lib.stopped(b.proc.pid):
         for answer in (a.api.get("/v1/runs/main/run:resume"), a.api.post("/v1/jobs", load)):
             p = answer.problem("cluster_unavailable", status=503)
             assert p["retryable"] and '"b"' in p["detail"], p
-    finally:
-        b.proc.send_signal(signal.SIGCONT)
     lib.wait_for(lambda: a.api.get("/v1/runs/main/run:resume").status == 200, 20, "b has its breath again")
     assert resumed(a)["checkpoint"]["name"] == "run/step-1"
     a.api.run("load", **{k: v for k, v in load.items() if k != "kind"})
@@ -460,15 +457,6 @@ def test_a_deleted_checkpoint_is_not_brought_back_by_a_copy(held):
     b.api.post("/v1/jobs", {"kind": "load", "source": source, "target": {"state_dict": "x"}}).problem("not_found")
 
 
-@contextlib.contextmanager
-def paused(node):
-    node.proc.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        node.proc.send_signal(signal.SIGCONT)
-
-
 @pytest.mark.long
 def test_a_neighbour_whose_load_stands_still_does_not_hold_the_trainers_slots(cluster):
     a = cluster("a", args=("--stall-after", "1s"))
@@ -487,7 +475,7 @@ def test_a_neighbour_whose_load_stands_still_does_not_hold_the_trainers_slots(cl
 @pytest.mark.long
 def test_a_copy_ends_when_its_node_is_away(pair):
     a, b = pair
-    with paused(b):
+    with lib.stopped(b.proc.pid):
         job = save(a, lib.fresh(), "run/step-1")
     assert job["state"] == "succeeded" and "it is away" in warning(job), job
 
@@ -527,7 +515,7 @@ def test_a_daemon_stops_while_a_load_asks_for_copies(pair, cluster):
             c.api.post("/v1/jobs", {"kind": "load", "source": source, "target": {"state_dict": "x"}})
 
     asked = threading.Thread(target=ask)
-    with paused(b):
+    with lib.stopped(b.proc.pid):
         asked.start()
         time.sleep(0.3)
         assert c.stop() == 0

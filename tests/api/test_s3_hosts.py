@@ -1,7 +1,5 @@
 """One save by the daemons of several hosts into one bucket: each writes the files of its ranks, one commits; kills leave it whole or
 absent."""
-import os
-import signal
 import threading
 
 import pytest
@@ -202,13 +200,10 @@ def test_a_host_that_comes_again_when_all_is_over_hears_of_the_commit(two, proxy
     save.run()
     assert struck.wait(30)
     proxy.fault = lambda *_: None
-    os.kill(two[1].proc.pid, signal.SIGSTOP)
-    try:
+    with lib.stopped(two[1].proc.pid):
         two[1].kill_workers()
         killed.set()
         lib.wait_for(lambda: f"{save.name}/.metadata" in s3.keys(f"{save.name}/") and s3.keys(".dcpd/") == [], 60, "the leader's end")
-    finally:
-        os.kill(two[1].proc.pid, signal.SIGCONT)
     assert save.ends() == [None, None]
     loads(two[1], save.name, save.images)
 

@@ -285,16 +285,10 @@ def test_cancel(d):
     source, full = large(d), lib.fresh("full")
     d.api.run("gather", source=sd(source), target=sd(lib.fresh()))  # the gang is there
     bytes_before = used(d)
-    pids = d.workers()
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with lib.stopped(*d.workers()):
         job = d.api.submit("gather", source=sd(source), target=sd(full))
         d.api.fails("offload", "target_busy", source=sd(source), target=sd(full))
         d.api.post(f"/v1/jobs/{job['id']}:cancel")
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
     assert d.api.wait(job)["state"] == "cancelled"
     d.api.get(f"/v1/state-dicts/{full}").problem("not_found")
     lib.wait_for(lambda: used(d) == bytes_before, 5, "what was made is dropped")

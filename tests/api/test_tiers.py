@@ -2,7 +2,6 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 
 import pytest
@@ -213,16 +212,11 @@ def test_copies_that_stand_still_hold_up_no_save(spawn):
         return [w["pid"] for w in d.api.get("/v1/workers").ok(200)["workers"] if jobs and w.get("job") == jobs[0]["id"]]
 
     pids = lib.wait_for(copying, 30)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with lib.stopped(*pids):
         for step in (1, 2):
             assert save(d, f"run/step-{step}")["milestones"]["durable"]
         assert tier(d)["waiting"] == 3 and not record(d, "run/step-1")["replicated"]
         assert d.api.run("load", source=ref("run/step-2"), target={"state_dict": "loaded"})["state"] == "succeeded"
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
     for name in ("run/large", "run/step-1", "run/step-2"):
         replicated(d, name)
     d.drop("loaded")

@@ -46,6 +46,19 @@ def wait_for(condition, seconds=10.0, what="condition", every=0.02):
         time.sleep(min(max(every, taken / 20), 10 * every))
 
 
+@contextlib.contextmanager
+def stopped(*pids):
+    """Processes that stand still meanwhile, so that what they do cannot end before it is met."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 # For a shell in a new mount namespace: nothing that is mounted here shows elsewhere. In a chroot `/` need not be a mount itself, so that
 # `unshare --propagation private` and `mount --make-rprivate /` fail there.
 PRIVATE_MOUNTS = """while read -r _ _ _ _ at _; do

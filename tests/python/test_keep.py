@@ -110,11 +110,8 @@ def test_the_time_that_keep_may_take(engine, g, name):
     for i in images(g):
         g.api.delete(f"/v1/device-images/{i['id']}")
     holder = next(w["pid"] for w in g.api.get("/v1/workers").ok(200)["workers"] if w["role"] == "holder")
-    os.kill(holder, signal.SIGSTOP)
-    try:
+    with lib.stopped(holder):
         assert engine("impatient", name).end()["ok"]
-    finally:
-        os.kill(holder, signal.SIGCONT)
     lib.wait_for(lambda: all(i["state"] == "kept" for i in images(g)), 20, "the copy's end")
     g.drop(name)
 
