@@ -263,16 +263,15 @@ def running(d, job):
 def test_a_killed_worker(d):
     source, full = large(d), lib.fresh("full")
     d.api.run("gather", source=sd(source), target=sd(full))
-    for _ in range(10):  # a job may be faster than the signal
-        before, bytes_before = [[s[:4] for s in r] for r in frozen(d, full)], used(d)
+    before, bytes_before = [[s[:4] for s in r] for r in frozen(d, full)], used(d)
+    seconds = [w["pid"] for w in d.api.get("/v1/workers").ok(200)["workers"] if w["role"] == "gang" and w["index"] == 1]
+    with lib.stopped(*seconds):  # the job cannot be faster than the signal
         job = d.api.submit("gather", source=sd(source), target=sd(full), options={"retries": 0})
         running(d, job)
-        for w in d.api.get("/v1/workers").ok(200)["workers"]:
-            if w.get("job") == job["id"] and w["index"] == 1:
-                os.kill(w["pid"], signal.SIGKILL)
-        end = d.api.wait(job)
-        if end["state"] == "failed":
-            break
+        for pid in seconds:
+            os.kill(pid, signal.SIGKILL)
+    end = d.api.wait(job)
+    assert end["state"] == "failed"
     lib.check_problem(end["error"], "worker_lost", "peer_lost")
     assert [[s[:4] for s in r] for r in frozen(d, full)] == before
     lib.wait_for(lambda: used(d) == bytes_before, 5, "what was made is dropped")
