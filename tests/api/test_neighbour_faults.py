@@ -7,7 +7,7 @@ import time
 import pytest
 from test_cluster import cluster, pair, server  # noqa: F401
 from test_cluster_images import Proxy
-from test_neighbours import ALL, BUDGET, PART, held, large, load, paused, replicas, settled  # noqa: F401
+from test_neighbours import ALL, BUDGET, PART, held, large, load, replicas, settled  # noqa: F401
 from test_publish import arrives, publish, put, record, take, version
 from test_publish_nodes import follow
 
@@ -100,7 +100,7 @@ def test_a_node_that_hangs_keeps_loads_of_what_the_storage_has_waiting_once_at_m
     a.put("train", large())
     a.api.run("save", source={"state_dict": "train"}, target={"storage": "main", "name": "run/step-1"})
     loads, limit = 15, 30
-    with paused(b):
+    with lib.stopped(b.proc.pid):
         end = time.monotonic() + limit
         done = [load(a, {"storage": "main", "name": "run/step-1"}) for _ in range(loads) if time.monotonic() < end]
     assert len(done) == loads, "each has waited"

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from test_cluster import cluster, server  # noqa: F401
-from test_neighbours import BUDGET, images, large, load, pair, paused, replicas, save, settled  # noqa: F401
+from test_neighbours import BUDGET, images, large, load, pair, replicas, save, settled  # noqa: F401
 
 import dcpd as lib
 
@@ -119,7 +119,7 @@ def test_a_node_that_was_away_hears_of_a_delete_when_it_is_back(trainer, how):
     assert len(replicas(b)) == 1
     if how == "killed":
         b.kill()
-    with paused(b) if how == "paused" else contextlib.nullcontext():
+    with lib.stopped(b.proc.pid) if how == "paused" else contextlib.nullcontext():
         a.sees(a="joined", b="away")
         a.api.run("delete", target=SOURCE)
     if how == "killed":
