@@ -14,10 +14,11 @@ from measure import MIB, RANKS, RUNS, SIZE, drop_caches, lib
 import etcd
 
 TENSORS, WIDTH = 4, 8192
-ROWS = SIZE // RANKS // TENSORS // WIDTH          # of a tensor on a rank
+HALF = SIZE // 2                                  # bytes of a state dict between neighbours: each round moves them eight times
+ROWS = HALF // RANKS // TENSORS // WIDTH          # of a tensor on a rank
 TP = [{"match": "*", "mesh": [2], "placements": ["Shard(1)"]}]
 LINK = 512 * MIB                                  # bytes a second of a storage that all nodes share
-FEW = SIZE // RANKS // 16                         # bytes of a rank that a delta changes
+FEW = HALF // RANKS // 16                         # bytes of a rank that a delta changes
 
 
 def images(seed):
@@ -39,7 +40,7 @@ class Stream:
 
     def run(self):
         def ask():
-            r = subprocess.run(["iperf3", "-c", "127.0.0.1", "-p", str(self.port), "-n", str(SIZE), "-J"], capture_output=True, text=True)
+            r = subprocess.run(["iperf3", "-c", "127.0.0.1", "-p", str(self.port), "-n", str(HALF), "-J"], capture_output=True, text=True)
             return r.returncode == 0 and json.loads(r.stdout)["end"]["sum_received"]["bits_per_second"] / 8e9
 
         return lib.wait_for(ask, 20, "iperf3 answers")
@@ -69,7 +70,7 @@ def world(b):
 def timed(call):
     begun = time.perf_counter()
     done = call()
-    return done, SIZE / 1e9 / (time.perf_counter() - begun)
+    return done, HALF / 1e9 / (time.perf_counter() - begun)
 
 
 def copy_of(a, name):
@@ -105,10 +106,10 @@ def restores(b, a, other, stream):
         runs["stream"].append(stream.run())
         a.put("train", images(i))
         runs["beside"].append(stream_beside(a, f"run/alone-{i}", stream))
-        runs["replicate"].append(SIZE / 1e9 / copy_of(a, f"run/step-{i}"))
+        runs["replicate"].append(HALF / 1e9 / copy_of(a, f"run/step-{i}"))
         a.drop("train")
         done, speed = timed(lambda: load(f"run/step-{i}"))
-        assert done["result"]["bytes_from_neighbours"] == SIZE, done["result"]
+        assert done["result"]["bytes_from_neighbours"] == HALF, done["result"]
         runs["restore"].append(speed)
         lib.wait_for(lambda: drop_copies(other), 20, "the copy is let go")
         drop_caches()
@@ -117,7 +118,7 @@ def restores(b, a, other, stream):
         runs["disk"].append(speed)
         a.api.run("delete", target={"storage": "main", "name": f"run/step-{i}"})
     a.drop("back")
-    told = f"{SIZE // MIB} MiB, {RANKS} ranks"
+    told = f"{HALF // MIB} MiB, {RANKS} ranks"
     first = {name: v.pop(0) for name, v in runs.items()}
     b.row("cluster.restore", "GB/s", ">=0.80", "iperf3, one stream", runs["restore"], runs["stream"],
           f"load of {told}, out of a neighbour's memory", first=first["restore"])
@@ -165,7 +166,7 @@ def publishes(b, a, other, stream):
         runs["full"].append(publish(data))
         few = [one[: -FEW] + os.urandom(FEW) for one in data]
         runs["delta"].append(publish(few))
-    told = f"{SIZE // MIB} MiB of {RANKS} ranks by rows, for 2 ranks by columns"
+    told = f"{HALF // MIB} MiB of {RANKS} ranks by rows, for 2 ranks by columns"
     runs = {name: v[2:] for name, v in runs.items()}
     b.row("cluster.publish", "GB/s", ">=0.50", "iperf3, one stream", runs["full"], runs["stream"], told)
     b.row("cluster.publish_delta", "GB/s", ">=1.50", "the whole version", runs["delta"], runs["full"], f"{told}, of which 1/16 has changed")

@@ -19,8 +19,11 @@ ROWS, COLUMNS = 25600, 1 << 20   # float32: 100 GiB
 
 
 def stats(bench, d, size, drop_caches):
+    def no_gang():
+        return all(w["role"] != "gang" for w in d.api.get("/v1/workers").ok(200)["workers"])
+
     def timed(kind, **more):
-        time.sleep(1.5)          # the gang is gone by then, and what it had counted
+        lib.wait_for(no_gang, 10, "the gang is gone, and what it had counted")
         os.truncate(d.state / "stats.cache", 0)  # what gangs leave for later ones
         start = time.monotonic()
         result = d.api.run(kind, source={"storage": "look", "name": "a"}, seconds=600, **more)["result"]
@@ -70,7 +73,7 @@ def rows(bench, size, drop_caches):
         return
     root = bench.disk / "look"
     root.mkdir()
-    d = lib.Daemon(bench.disk / "look-home", {"look": root}, args=("--gang-idle", "1s"))
+    d = lib.Daemon(bench.disk / "look-home", {"look": root}, args=("--gang-idle", "100ms"))
     try:
         if bench.wants("format.slice_sparse"):
             slice_sparse(bench, d, root)
