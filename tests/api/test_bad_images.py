@@ -78,7 +78,7 @@ def test_good_images_are_not_marked_and_a_new_one_takes_the_mark_away(d):
 
 def lookers(d):
     """Pids of the look-up workers that have no storage: they read segments."""
-    return [w["pid"] for w in d.api.get("/v1/workers").ok(200)["workers"] if w["role"] == "lookup" and not w["storages"]]
+    return d.pids("lookup", lambda w: not w["storages"])
 
 
 def test_the_seal_does_not_wait_for_the_look(d):

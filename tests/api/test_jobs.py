@@ -122,7 +122,7 @@ def test_overwrite_that_fails_leaves_the_old_one(d):
 def test_two_jobs_on_one_name(d):
     n, sd, other = name(), big(d), small(d)
     d.api.run("save", source={"state_dict": other}, target=to(name()))  # the gang is there
-    with lib.stopped(*(w["pid"] for w in d.api.get("/v1/workers").ok(200)["workers"] if w["role"] == "gang")):
+    with lib.stopped(*d.pids("gang")):
         first = d.api.submit("save", source={"state_dict": sd}, target=to(n))
         d.api.post("/v1/jobs", {"kind": "save", "source": {"state_dict": other}, "target": to(n)}).problem("target_busy", status=409)
         d.api.post("/v1/jobs", {"kind": "delete", "target": to(n)}).problem("target_busy", "not_found")
@@ -315,7 +315,7 @@ def test_busy_names_a_job_that_there_is(d):
     request = {"kind": "reshard", "source": to(lib.fresh()), "target": to(lib.fresh())}   # no such source
     d.api.post("/v1/jobs", request).problem("not_found")  # the worker that looks for sources is there
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        with lib.stopped(*(w["pid"] for w in d.api.get("/v1/workers").ok(200)["workers"] if w["role"] == "lookup")):
+        with lib.stopped(*d.pids("lookup")):
             two = [pool.submit(lib.Client(d.socket).post, "/v1/jobs", request) for _ in range(2)]
             done, (first,) = concurrent.futures.wait(two, 30 * lib.PATIENCE, concurrent.futures.FIRST_COMPLETED)
             p = done.pop().result().problem("target_busy")

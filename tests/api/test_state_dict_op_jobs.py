@@ -264,7 +264,7 @@ def test_a_killed_worker(d):
     source, full = large(d), lib.fresh("full")
     d.api.run("gather", source=sd(source), target=sd(full))
     before, bytes_before = [[s[:4] for s in r] for r in frozen(d, full)], used(d)
-    seconds = [w["pid"] for w in d.api.get("/v1/workers").ok(200)["workers"] if w["role"] == "gang" and w["index"] == 1]
+    seconds = d.pids("gang", lambda w: w["index"] == 1)
     with lib.stopped(*seconds):  # the job cannot be faster than the signal
         job = d.api.submit("gather", source=sd(source), target=sd(full), options={"retries": 0})
         running(d, job)

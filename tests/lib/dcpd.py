@@ -377,6 +377,9 @@ class Daemon:
     def workers(self):
         return [p for p in children(self.proc.pid)]
 
+    def pids(self, role, which=lambda w: True):
+        return [w["pid"] for w in self.api.get("/v1/workers").ok(200)["workers"] if w["role"] == role and which(w)]
+
     def kill_workers(self):
         """How many were there to be killed: the rest of a gang goes with its first, and others may end by themselves."""
         n = 0

@@ -88,7 +88,7 @@ def test_the_measurements_themselves(tmp_path):
         assert f"not measured: {name}" in text or name in text.splitlines()[-1], text
 
 
-# The time is up behind the sizes, however fast the machine is.
+# The time is up as soon as the sizes are chosen, however fast the machine is.
 UP = f"""
 import sys
 sys.path.insert(0, {str(BENCH.parent)!r})
@@ -102,6 +102,7 @@ gpu.main()
 """
 
 
+@pytest.mark.long
 def test_rows_for_which_no_time_is_left_are_named(tmp_path):
     (tmp_path / "up.py").write_text(UP)
     code, text = run(tmp_path / "up.py", "--device", "cpu", "--mib", 1, "--runs", 1, "--rows", tmp_path / "rows", "--expandable")
