@@ -13,7 +13,7 @@
 #include "plan/tiling.h"
 #include "tensor/box.h"
 
-enum { RANKS_MAX = 65536 };
+enum { RANKS_MAX = 65536, SCRATCH_KEPT = 1 << 20 }; /* SCRATCH_KEPT: bytes that are not worth a call of the kernel's */
 #define NONE UINT32_MAX
 
 struct maker {
@@ -319,6 +319,7 @@ static FALLIBLE enum err emit_tensors(struct maker *m, struct sdict *plan)
 		order[i] = m->writers[order[i]];
 	drop(&m->writers);
 	drop(&m->keys);
+	mem_trim(SCRATCH_KEPT);
 	for (uint64_t i = 0; i < tensors; i++) {
 		uint32_t at, t = turn[i];
 		TRY(add_tensor(m, plan, t, &at));
