@@ -10,11 +10,14 @@
  *     then  sizes and path keys, as they come up */
 #include "format/dcp_meta.h"
 
+#include <endian.h>
+
 #include "base/map.h"
+#include "base/mem.h"
 #include "base/vec.h"
 #include "format/pickle.h"
 
-enum { PIECE_BYTES = 64 << 10, BATCH = 1000 };
+enum { PIECE_BYTES = 64 << 10, SHORT_MAX = PIECE_BYTES / 2, BATCH = 1000 };
 #define MODULE "torch.distributed.checkpoint.metadata\n"
 
 /* Classes, constants and attribute names: written once, then fetched. */
@@ -62,7 +65,8 @@ struct writer {
 	enum err failed;             /* the first error; later puts do nothing */
 	size_t len;
 	bool known[MEMO_FIXED];
-	struct map keys, files;      /* path keys, file names → memo number */
+	struct map keys;             /* path key → memo number */
+	uint32_t *files;             /* file → the memo number of its name; 0: not written yet */
 	uint64_t next;               /* the next free memo number */
 	const int64_t *sizes;        /* the sizes written last, their memo number and length */
 	uint64_t sizes_id;
@@ -77,31 +81,41 @@ static void flush(struct writer *w)
 	w->len = 0;
 }
 
-static void put(struct writer *w, const void *p, size_t n)
+/* Room for n bytes, at most SHORT_MAX. Inlined, for there are some 30 short writes to a chunk. */
+static inline unsigned char *room(struct writer *w, size_t n)
 {
 	if (n > sizeof w->piece - w->len)
 		flush(w);
-	if (n > sizeof w->piece) {
+	return w->piece + w->len;
+}
+
+static inline void put(struct writer *w, const void *p, size_t n)
+{
+	if (n > SHORT_MAX) {
+		flush(w);
 		if (!w->failed)
 			w->failed = w->sink(w->user, p, n);
 		return;
 	}
-	memcpy(w->piece + w->len, p, n);
+	memcpy(room(w, n), p, n);
 	w->len += n;
 }
 
 static inline void op(struct writer *w, unsigned char code)
 {
-	put(w, &code, 1);
+	*room(w, 1) = code;
+	w->len++;
 }
 
-static void op_le(struct writer *w, unsigned char code, uint64_t v, unsigned bytes)
+/* bytes: of v, at most 8. */
+static inline void op_le(struct writer *w, unsigned char code, uint64_t v, unsigned bytes)
 {
-	unsigned char b[9] = { code };
+	unsigned char *to = room(w, 1 + sizeof v);
 
-	for (unsigned i = 0; i < bytes; i++)
-		b[1 + i] = (unsigned char)(v >> 8 * i);
-	put(w, b, 1 + bytes);
+	v = htole64(v);
+	to[0] = code;
+	memcpy(to + 1, &v, sizeof v);
+	w->len += 1 + bytes;
 }
 
 static void memo_put(struct writer *w, uint64_t id)
@@ -190,23 +204,37 @@ static void dtype(struct writer *w, enum dtype d)
 	w->known[id] = true;
 }
 
-/* A string that repeats: an entry in `seen` under the next free number. */
-static void shared_string(struct writer *w, struct map *seen, struct str s)
+static void new_string(struct writer *w, struct str s)
+{
+	if (!w->failed && w->next >= MAP_NONE)
+		w->failed = ERR(LIMIT_EXCEEDED, "too many names for one .metadata");
+	string(w, s);
+	memo_put(w, w->next++);
+}
+
+/* Many paths have the same keys. */
+static void path_key(struct writer *w, struct str key)
 {
 	uint32_t id = MAP_NONE;
 
+	if (!w->failed)
+		w->failed = map_intern(&w->keys, key, (uint32_t)w->next, &id);
 	if (w->failed)
 		return;
-	if (w->next < MAP_NONE)
-		w->failed = map_intern(seen, s, (uint32_t)w->next, &id);
-	if (w->failed)
-		return;
-	if (id != w->next) {
+	if (id == w->next)
+		new_string(w, key);
+	else
 		memo_get(w, id);
+}
+
+static void file_name(struct writer *w, uint32_t file)
+{
+	if (w->files[file]) {
+		memo_get(w, w->files[file]);
 		return;
 	}
-	string(w, s);
-	memo_put(w, w->next++);
+	w->files[file] = (uint32_t)w->next;
+	new_string(w, w->sd->files[file].name);
 }
 
 /* cls.__new__(cls) and, with BUILD, its attributes: the caller writes key, value … between begin() and end(). */
@@ -329,7 +357,7 @@ static void path(struct writer *w, struct sd_path p, uint64_t fqn_id)
 		memo_get(w, fqn_id);
 	for (uint32_t i = 0; i < p.count; i++) {
 		if (p.parts[i].key.p)
-			shared_string(w, &w->keys, p.parts[i].key);
+			path_key(w, p.parts[i].key);
 		else
 			signed_integer(w, p.parts[i].index);
 	}
@@ -365,7 +393,7 @@ static void storage_info(struct writer *w, const struct sd_loc *loc)
 
 	begin(w, W_STORAGE_INFO);
 	word(w, W_PATH);
-	shared_string(w, &w->files, sd->files[loc->file].name);
+	file_name(w, loc->file);
 	word(w, W_OFFSET);
 	integer(w, loc->offset);
 	word(w, W_LENGTH);
@@ -461,10 +489,14 @@ static FALLIBLE enum err check(const struct sdict *sd)
 
 enum err dcp_meta_write(const struct sdict *sd, const struct dcp_meta_opts *opts, dcp_meta_sink sink, void *user)
 {
+	CLEANUP(mem_free_ptr) uint32_t *files = NULL;
 	struct writer w;
 
 	TRY(check(sd));
+	files = mem_zalloc(sd->file_count, sizeof *files);
+	NEED(files, "no memory for the names of %ju files", (uintmax_t)sd->file_count);
 	memset(&w, 0, offsetof(struct writer, piece));
+	w.files = files;
 	w.sd = sd;
 	w.sink = sink;
 	w.user = user;
@@ -472,6 +504,5 @@ enum err dcp_meta_write(const struct sdict *sd, const struct dcp_meta_opts *opts
 	all(&w, opts);
 	flush(&w);
 	map_free(&w.keys);
-	map_free(&w.files);
 	return w.failed;
 }
