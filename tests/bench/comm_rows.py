@@ -1,6 +1,6 @@
 """Bench rows of the collectives: shm and TCP over loopback, beside Gloo through PyTorch in the same run.
 
-Every rank ends with a private, writable copy that is compared with what was sent; where the source may be mapped read-only instead, that is a
+Every rank ends with a private, writable copy, which is compared with what was sent; where the source may be mapped read-only, that is a
 row of its own. Ours and Gloo's take turns. A row says, beside the time, the bytes moved over the bytes needed, and CPU seconds.
 """
 import json
