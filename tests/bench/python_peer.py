@@ -21,6 +21,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp  # once for all ranks, which are forks
 
 import dcpd
 from dcpd import _copy
@@ -73,7 +74,7 @@ class Ranks:
         dist.barrier(group=self.control)
         if self.rank == 0:
             end = time.monotonic() + 3  # others may work here too
-            while time.monotonic() < end and busy(0.2) > 0.05:
+            while time.monotonic() < end and busy(0.1) > 0.05:
                 pass
         dist.barrier(group=self.control)
 
@@ -107,8 +108,6 @@ class Ranks:
         self.drop(path)
 
     def saves(self):
-        import torch.distributed.checkpoint as dcp
-
         for _ in range(self.runs):
             dcpd.close()  # the slots: their pages are made anew
             blocks, maps = self.maps()
@@ -136,7 +135,6 @@ class Ranks:
             self.save("")
 
     def torch_async(self, kind, cached):
-        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
         try:
@@ -171,10 +169,8 @@ class Ranks:
         self.torch_async("PROCESS", True)
 
     def loads(self):
-        import torch.distributed.checkpoint as dcp
-
         theirs = self.path("l")
-        self.loads_after_saves(dcp)
+        self.loads_after_saves()
         dcp.save(self.state, checkpoint_id=theirs)
         dcpd.save(self.state, "disk:py", overwrite=True)
         for cold in ("", "_cold"):
@@ -188,7 +184,7 @@ class Ranks:
                         self.forget_files()
                     self.timed(name + cold, f)
 
-    def loads_after_saves(self, dcp):
+    def loads_after_saves(self):
         """Each load is the first one of a checkpoint that was saved just before."""
         for _ in range(self.runs):
             path = self.path("s")

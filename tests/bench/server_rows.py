@@ -19,7 +19,7 @@ from measure import RUNS, TESTBIN
 LENGTH = re.compile(rb"\r\nContent-Length: (\d+)", re.I)
 
 
-def wrk(port, path, token=None, seconds=3, threads=1):
+def wrk(port, path, token=None, seconds=2, threads=1):
     c = ["wrk", f"-t{threads}", "-c16", f"-d{seconds}", "--latency"]
     c += ["-H", f"Authorization: Bearer {token}"] if token else []
     r = subprocess.run([*c, f"http://127.0.0.1:{port}{path}"], capture_output=True, text=True, check=True).stdout
