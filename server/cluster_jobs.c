@@ -619,10 +619,12 @@ void cluster_jobs_loaded(struct server *s)
 		return;
 	c->loaded = true;
 	recall(c);
-	if (cluster_is_in(c))
+	if (cluster_is_in(c)) {
 		settle(c);
-	else
+		cluster_withdraw_looked(c);
+	} else {
 		settled(c, ERR(CLUSTER_UNAVAILABLE, "%s", c->problem));
+	}
 }
 
 /* ---- is a job still this node's? ---- */

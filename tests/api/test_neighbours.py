@@ -401,6 +401,25 @@ def test_what_only_a_silent_node_may_have_is_not_said_to_be_nowhere(cluster, tmp
     a.api.run("load", **{k: v for k, v in load.items() if k != "kind"})
 
 
+def test_a_node_that_comes_again_does_not_say_that_it_has_no_copy(server, pair):  # noqa: F811
+    """Until it knows which ones were withdrawn while it was away it says so: who hears of none begins anew."""
+    a, b = pair
+    save(a, lib.fresh(), "run/step-1")
+    b.kill()
+    with lib.stopped(server.process.pid):
+        b.start()
+
+    def named():
+        answer = b.api.get("/v1/state-dicts?replica_of=main:run/step-1")
+        if answer.status == 503:
+            answer.problem("cluster_unavailable")
+        else:
+            assert len(answer.ok(200)["state_dicts"]) == 1, "a list without it"
+        return answer.status == 200 and b.nodes() == {"a": "joined", "b": "joined"}
+
+    lib.wait_for(named, 20, "it has joined, and names its copy", every=0)
+
+
 def test_the_package_resumes_from_a_neighbours_memory(pair, tmp_path):
     a, b = pair
     numpy = pytest.importorskip("numpy")

@@ -49,9 +49,11 @@ def trainer(pair):  # noqa: F811
 
 
 def is_not_served(*nodes):
+    """A node that has just come answers 503 until it knows which copies were withdrawn meanwhile; none says what is not so."""
+    load_ = {"kind": "load", "source": SOURCE, "target": {"state_dict": lib.fresh()}}
     for node in nodes:
-        node.api.post("/v1/jobs", {"kind": "load", "source": SOURCE, "target": {"state_dict": lib.fresh()}}).problem("not_found")
-        assert node.api.get("/v1/runs/main/run:resume").status == 404
+        for ask in (lambda: node.api.post("/v1/jobs", load_), lambda: node.api.get("/v1/runs/main/run:resume")):
+            lib.wait_for(lambda: (got := ask()).status != 503 and got, 20, f"{node.name} knows").problem("not_found")
 
 
 @pytest.mark.long

@@ -133,8 +133,12 @@ class Node(lib.Daemon):
         return {n["name"]: n["state"] for n in self.api.get("/v1/nodes").ok(200)["nodes"]}
 
     def sees(self, **states):
-        """The nodes, once they are in these states."""
-        return lib.wait_for(lambda: (got := self.nodes()) == states and got, 20, f"{self.name} sees {states}, not {self.nodes()}")
+        """The nodes, once they are in these states; a node that has joined then knows which of its copies it may name, too."""
+        def seen():
+            knows = states.get(self.name) != "joined" or self.api.get("/v1/state-dicts?replica_of=main:none").status == 200
+            return (got := self.nodes()) == states and knows and got
+
+        return lib.wait_for(seen, 20, f"{self.name} sees {states}, not {self.nodes()}")
 
     def warnings(self):
         return " ".join(self.api.get("/readyz").ok(200)["warnings"])
