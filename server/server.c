@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/jtext.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -63,9 +64,13 @@ static FALLIBLE enum err make_dirs(const char *path)
 	}
 }
 
-/* One daemon per state dir. The lock goes with the process, however it ends. */
+enum { LOCK_WAIT_MS = 2000, LOCK_LOOK_MS = 5 };
+
+/* One daemon per state dir. The lock goes with the process, however it ends; but a worker that a killed daemon was about to start has it
+ * until its exec, which a busy machine puts off. */
 static FALLIBLE enum err lock_state_dir(const struct config *c, int *fd_out)
 {
+	int64_t until = clock_mono_ms() + LOCK_WAIT_MS;
 	char path[CONFIG_PATH_MAX + 8];
 
 	TRY(make_dirs(c->state_dir));
@@ -73,10 +78,14 @@ static FALLIBLE enum err lock_state_dir(const struct config *c, int *fd_out)
 	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return ERR_SYS(CONFIG, "cannot open %s", path);
-	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+	while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
 		enum err e = ERR_SYS(CONFIG, "another daemon uses %s", c->state_dir);
-		close(fd);
-		return e;
+		if (clock_mono_ms() >= until) {
+			close(fd);
+			return e;
+		}
+		err_clear();
+		nanosleep(&(struct timespec){ .tv_nsec = LOCK_LOOK_MS * 1000000 }, NULL);
 	}
 	*fd_out = fd;
 	return OK;

@@ -1,8 +1,10 @@
 """The daemon's own life: kill -9 of it and of workers, SIGTERM, SIGHUP, a taken port, a newer journal, configuration."""
+import fcntl
 import re
 import signal
 import sqlite3
 import subprocess
+import threading
 import time
 
 import pytest
@@ -31,6 +33,20 @@ def test_kill_of_the_daemon_keeps_what_was_sealed(spawn):
     assert d.api.run("diff", a={"storage": "main", "name": "one"}, b={"storage": "main", "name": "two"})["result"]["equal"]
     d.drop("train")
     assert not lib.segment_file(seg).exists()
+
+
+def test_a_lock_that_is_let_go_in_a_moment_is_waited_for(spawn):
+    """A worker that a killed daemon was about to start holds it until its exec; another daemon holds it for good."""
+    d = spawn()
+    second = subprocess.run(d.command(), env=lib.clean_environment(**d.env), capture_output=True, text=True, timeout=20)
+    assert second.returncode == 1 and f"another daemon uses {d.state}" in second.stderr, second
+    d.kill()
+    with open(d.state / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        timer = threading.Timer(0.5, fcntl.flock, (lock, fcntl.LOCK_UN))
+        timer.start()
+        d.start()
+        timer.join()
 
 
 def test_kill_of_the_daemon_carries_jobs_on(spawn):
