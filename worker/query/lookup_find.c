@@ -28,7 +28,9 @@ struct finding {
 	bool has_after, is_brief, needs_verdicts;
 	uint64_t size;
 	struct lookup_order *order;    /* while it is made: a heap, the last one of the order on top */
-	struct lookup_choice *page;    /* in it */
+	struct checkpoint_place refused; /* behind all in the heap: the latest of the folder that is walked */
+	bool has_refused;
+	struct lookup_choice *page;    /* in `order` */
 	uint64_t count;                /* on the page, with one more if there is one */
 	json_t *aliases;               /* of `aliases_of`; NULL: none can be read */
 	char *aliases_of, *aliases_problem;
@@ -122,14 +124,27 @@ static void sift_down(struct finding *f)
 	}
 }
 
+/* A folder is walked in the order of names: what differs from a refused one in its name alone is behind it, and nobody has to read that. */
+static bool is_refused(const struct finding *f, const struct checkpoint_place *p)
+{
+	const struct checkpoint_place *r = &f->refused;
+
+	return f->has_refused && p->value == r->value && p->step == r->step && p->is_known == r->is_known;
+}
+
 static FALLIBLE enum err choose(struct finding *f, struct lookup_choice c)
 {
 	struct lookup_choice *last, *v = f->order->list.v;
 
 	if (!f->order->is_whole && f->order->list.n == f->size + 1) {
+		if (is_refused(f, &c.place))
+			return OK;
 		if (order(f, &c, &v[0]) < 0) {
 			v[0] = c;
 			sift_down(f);
+		} else {
+			f->refused = c.place;
+			f->has_refused = true;
 		}
 		return OK;
 	}
@@ -171,14 +186,17 @@ static void fetch_ahead(const struct lookup_entry *e)
  * names, such as sizes that are all the same, the first of the order are met first: the others do not move the heap. */
 static FALLIBLE enum err consider_folder(struct finding *f, const struct lookup_dir *d)
 {
+	f->has_refused = false;
 	for (uint64_t i = 0, n = d->children.n; i < n; i++) {
 		struct lookup_child *c = &d->children.v[f->query.falls ? n - 1 - i : i];
 		if (i + AHEAD < n)
 			fetch_ahead(d->children.v[f->query.falls ? n - 1 - i - AHEAD : i + AHEAD].entry);
-		if (c->dir && !f->run)
+		if (c->dir && !f->run) {
 			TRY(consider_folder(f, c->dir));
-		else if (c->entry && !c->dir)
+			f->has_refused = false;
+		} else if (c->entry && !c->dir) {
 			TRY(consider(f, c));
+		}
 	}
 	return OK;
 }
