@@ -13,8 +13,8 @@ what the disk gives. A first save takes what the disk takes, 0.98 of fio, and so
 PyTorch's load copies each byte twice, out of the page cache and into the tensor, on all processors at once; ours once, and hashes it:
 `drop.dtensor.load.memory` is beside memcpy. A load right after a save, of 512 MiB by four ranks on two CPUs, takes 87 ms: 40 are the bytes
 with their digests (memcpy by two threads: 43), 27 PyTorch's own collectives, 20 the questions to the daemon. PyTorch takes 170, so that
-0.41 is the least ratio, and 0.50 of memcpy what is left. Of a load of 10,000 small tensors 2.8 to 3.2 s are PyTorch's planning and its garbage
-collector, of 5.2 to 6.7 that it takes as a whole: 0.5 is the least there.
+0.41 is the least ratio, and 0.50 of memcpy what is left. Of a load of 10,000 small tensors 2.8 to 3.2 s are PyTorch's planning and its
+garbage collector, of 5.2 to 6.7 that it takes as a whole: 0.5 is the least there.
 """
 import json
 import pathlib

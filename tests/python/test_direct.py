@@ -5,6 +5,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import types
 import zlib
 
 import harness as lib
@@ -48,6 +49,31 @@ def test_no_job_where_nothing_needs_one(at):
     assert [t.data_ptr() for t in into.values()] == places
     assert (seen.boxes, seen.bytes, seen.jobs) == (4, 800_000, [])
     assert requests == [("GET", "/v1/storages/main"), ("POST", f"/v1/checkpoints/main/{ref[5:]}:locate")]
+
+
+@pytest.mark.parametrize("reads_ahead", [True, False])
+def test_the_kernel_is_asked_where_it_reads_too_little_ahead(at, monkeypatch, reads_ahead):
+    """As long as a file is in the page cache nobody is asked; of a library that cannot tell, none is."""
+    sd = {"w": torch.arange(6 << 20, dtype=torch.float32)}
+    ref = saved(sd)
+    library, asked = types.SimpleNamespace(pread=_direct._libc().pread), []
+    monkeypatch.setattr(_direct, "_libc", lambda: library)
+    monkeypatch.setattr(_direct, "_read_ahead", lambda device: reads_ahead << 30)
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, begin, size, advice: asked.append(size))
+    into = like(sd)
+    with direct(at) as seen:
+        dcpd.load(ref, into=into)
+    same(into, sd)
+    assert seen.jobs == [] and (not asked if reads_ahead else 16 << 20 < sum(asked) <= 25 << 20), asked
+
+
+def test_what_the_kernel_reads_ahead_by_itself(tmp_path):
+    with open(tmp_path / "file", "wb") as f:
+        device = os.fstat(f.fileno()).st_dev
+        told = pathlib.Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+        if told.exists():  # a partition has what its disk has
+            assert _direct._read_ahead(device) == int(told.read_text()) << 10
+        assert _direct._ahead(f.fileno()) in (0, _direct.AHEAD)
 
 
 def test_memory_may_lie_low(at):

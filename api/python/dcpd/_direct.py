@@ -30,7 +30,8 @@ AVERAGE_MIN = 16 << 10  # bytes of a box: below, what each costs here is more th
 LARGE, LARGE_ALL = 1 << 20, 64 << 20  # where the average is less: one box, and all such that are worth another way for them
 BOXES_MAX = 1 << 16      # of one question
 PIECE = 512 << 10        # read and digested at once: little enough to be in the cache still
-AHEAD = 32 << 20         # bytes that the kernel is asked to read before they are waited for
+AHEAD = 8 << 20          # bytes that the kernel is asked to read before they are waited for, where it does not read enough by itself
+ENOUGH, ENOUGH_FAR = 512 << 10, 8 << 20  # under way at once: from a disk, from another host
 _ADVICE = 1 << 20        # by one call: it takes no more
 _RWF_NOWAIT = 8
 _QUESTION = 900 << 10    # bytes of a request
@@ -471,6 +472,27 @@ def _libc() -> Any:
 _library: List[Any] = []
 
 
+def _read_ahead(device: int) -> int:
+    """Bytes that the kernel reads ahead of one reader of a file by itself; 0: nobody knows."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for place in (f"/sys/class/bdi/{number}", f"/sys/dev/block/{number}/../queue"):  # of the file system, of the disk of a partition
+        try:
+            with open(f"{place}/read_ahead_kb", encoding="ascii") as f:
+                return int(f.read()) << 10
+        except (OSError, ValueError):
+            pass
+    return 0
+
+
+def _ahead(fd: int) -> int:
+    """Bytes to ask for. The kernel's own way is the faster one if there is enough of it, for it takes larger pieces of memory: 1 GiB by one
+    rank on a disk of 2 GB/s took 0.52 s without being asked and 0.73 s with, where it reads 8 MiB ahead by itself; where that are 128 KiB,
+    0.72 and 0.61. 512 MiB by four ranks: 0.32 and 0.37, 0.27 and 0.39."""
+    device = os.fstat(fd).st_dev
+    enough = ENOUGH if os.major(device) else ENOUGH_FAR
+    return 0 if _read_ahead(device) * _copy.threads() * _copy.ranks_here() >= enough else AHEAD
+
+
 class _Reading:
     """Threads that take one unit after the other, in the order of the files."""
 
@@ -482,6 +504,7 @@ class _Reading:
         self.stopped, self.done, self.shown = False, 0, 0.0
         self.from_memory = 0
         self.passed = self.advised = 0
+        self.ahead: Optional[int] = None  # once something was not in the page cache
         self.advice = self._advice([*units, *then])
 
     def run(self) -> None:
@@ -537,19 +560,22 @@ class _Reading:
                 for at in range(begin, begin + count, _ADVICE):
                     yield fd, u[0].offset + at, min(_ADVICE, begin + count - at)
 
-    def passes(self, n: int) -> None:
-        """n bytes are about to be read: so many more are asked for. Where all is in the cache that would take a tenth of the time."""
+    def passes(self, n: int, fd: int) -> None:
+        """n bytes of a file are about to be read: so many more of all files are asked for. Where everything is in the cache that would
+        take a tenth of the time."""
         steps: List[Tuple[int, int, int]] = []
         with self.guard:
             self.passed += n
-            while self.cold and self.advised < self.passed + AHEAD:
+            if self.cold and self.ahead is None:
+                self.ahead = _ahead(fd)
+            while self.ahead and self.advised < self.passed + self.ahead:
                 step = next(self.advice, (-1, 0, 1 << 63))
                 self.advised += step[2]
                 if self.advised > self.passed:
                     steps.append(step)
-        for fd, offset, size in steps:
-            if fd >= 0:
-                os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+        for to, offset, size in steps:
+            if to >= 0:
+                os.posix_fadvise(to, offset, size, os.POSIX_FADV_WILLNEED)
 
 
 class _Place(NamedTuple):
@@ -579,7 +605,7 @@ class _Thread:
             if got > 0:
                 return got
             self.all.cold = True
-            self.all.passes(0)
+            self.all.passes(0, fd)
         return int(self.all.pread(fd, to, n, at))
 
     def unit(self, u: Unit) -> None:
@@ -652,7 +678,7 @@ class _Thread:
                 raise errors.WaitTimeout("it was not read in time")
             piece = min(PIECE, end - at)
             if not place.memory:
-                reading.passes(piece)
+                reading.passes(piece, place.fd)
             to, left = address, piece
             while left:
                 got = int(reading.pread(place.fd, to, left, at)) if place.memory else self._pread(place.fd, to, left, at)
