@@ -27,7 +27,7 @@ import python_rows
 HERE = pathlib.Path(__file__).resolve().parent
 FORMS = {"few": (1, 3), "dtensor": (4, 3), "small": (1, 2)}  # ranks, runs
 GOALS = {"drop.few.load.after_async": "<=0.30", "drop.dtensor.load.after_async": "<=0.55", "drop.small.load.after_async": "<=0.70",
-         "drop.few.save": "<=0.70", "drop.few.save.first": "<=0.70", "drop.dtensor.save": "<=0.80", "drop.dtensor.save.first": "<=0.95"}
+         "drop.few.save": "<=0.70", "drop.few.save.first": "<=0.70", "drop.dtensor.save": "<=1.00", "drop.dtensor.save.first": "<=1.00"}
 LIMIT_S = 1200
 WHAT = {"save": "save to a new name, the second of two", "save.first": "save into new segments, imports done",
         "async": "what async_save keeps the caller, the second of two", "async.first": "the same into new segments",
