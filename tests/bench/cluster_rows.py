@@ -185,7 +185,8 @@ def publishes(b, a, other, stream):
     moved = f"{HALF // MIB} MiB of {RANKS} ranks by rows, for 2 ranks by columns"
     runs = {name: v[2:] for name, v in runs.items()}
     b.row("cluster.publish", "GB/s", ">=0.50", "iperf3, one stream", runs["full"], runs["stream"], moved)
-    b.row("cluster.publish_delta", "GB/s", ">=1.50", "the whole version", runs["delta"], runs["full"], f"{moved}, of which 1/16 has changed")
+    b.row("cluster.publish_delta", "GB/s", ">=1.50", "the whole version", runs["delta"], runs["full"],
+          f"{moved}, of which 1/16 has changed")
 
 
 def forget(folder):
@@ -262,8 +263,8 @@ def parts(nodes, stream):
 
 def spread_rows(b):
     """cluster.spread is what it is for: a storage that is the limit. In cluster.spread.free the disk is as fast as it is, and the limit are
-    the processors, which all nodes of this machine share: cluster.spread.parts has beside it what the parts of such a load cost there, which
-    is 2.5 to 2.9 times what one node's load takes."""
+    the processors, which all nodes of this machine share: cluster.spread.parts has beside it what the parts of such a load cost there, 2.5
+    to 2.9 times as much as one node's load."""
     if not b.wants("cluster.spread") or not etcd.PROGRAM:
         return
     with contextlib.ExitStack() as ends:
