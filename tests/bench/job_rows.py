@@ -179,7 +179,9 @@ ENDS, ENDS_RUNS, ENDS_BYTES = 10, 5, 16 << 10  # saves of a figure, since record
 
 def ends(b):
     """What a save takes besides its bytes. `job.first_byte`: from the journal's commit to the copy's begin; `job.durable`: from there to
-    durable, beside the bare sequence of the same files by as many threads as there are workers. The gang is warm."""
+    durable, beside the bare sequence of the same files by as many threads as there are workers. The gang is warm. Before it renames, the
+    daemon notes in its journal that it will: one more fsync, beside those of the metadata, and two messages, which the bare sequence has
+    not (2.4 to 2.5 ms, 1.9)."""
     if not b.wants("job.first_byte") and not b.wants("job.durable"):
         return
     d = b.daemon()
@@ -197,7 +199,7 @@ def ends(b):
             b.delete("disk", f"ends{k}")
     d.drop("ends")
     b.row("job.first_byte", "ms", "<=1.00", "limit 2 ms", first, [2.0], f"dcpctl save of {RANKS} x 16 KiB, by the stages of its record")
-    b.row("job.durable", "ms", "<=1.20", "the same files, fsyncs and rename alone", durable, bare, "the same, until durable")
+    b.row("job.durable", "ms", "<=1.35", "the same files, fsyncs and rename alone", durable, bare, "the same, until durable")
 
 
 def ms(at):
