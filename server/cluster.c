@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/num.h"
 #include "os/fs.h"
 #include "server/cluster_impl.h"
 #include "server/config.h"
@@ -24,7 +25,7 @@
 #include "server/parts.h"
 #include "server/storage.h"
 
-enum { START_MS = 8000, LEAVE_MS = 1000, PUMP_US = 2000, SECRET_BYTES = 32 };
+enum { START_MS = 8000, LEAVE_MS = 1000, PUMP_US = 2000, HEED_MS = 1000, SECRET_BYTES = 32 };
 
 const char *cluster_problem(const struct cluster *c)
 {
@@ -48,8 +49,14 @@ static void look(struct cluster *c);
 
 static void plan_beat(struct cluster *c)
 {
+	int64_t ms = c->server->config->cluster_ttl_ms / 3;
+
+	if (c->waits)
+		ms = CLUSTER_HURRY_MS;
+	else if (!cluster_heeds(c)) /* until then it names no copies */
+		ms = num_min(ms, HEED_MS);
 	loop_timer_stop(&c->timer);
-	loop_timer_start(c->server->loop, c->waits ? CLUSTER_HURRY_MS : c->server->config->cluster_ttl_ms / 3, on_beat, c, &c->timer);
+	loop_timer_start(c->server->loop, ms, on_beat, c, &c->timer);
 }
 
 void cluster_hurry(struct cluster *c)

@@ -170,60 +170,91 @@ void cluster_withdraw(struct server *s, const struct replica_withdrawal *w)
 
 /* ---- what happened while this node was away ---- */
 
-static void heed(struct cluster *c);
-
-static void on_removed(void *user, enum err e, const json_t *)
+static void on_removed(void *, enum err, const json_t *)
 {
-	struct cluster *c = user;
+	err_clear(); /* a word that stays is heard again with the next joining */
+}
 
-	c->heeding = false;
-	if (!e && !cluster_heeds(c))
-		heed(c); /* there are more */
+/* Takes a word, and notes that its key is to go. A key that no node has written stays. */
+static FALLIBLE enum err take_word(struct cluster *c, const json_t *row, json_t *removes)
+{
+	CLEANUP(buf_free) struct buf key = BUF_INIT(CLUSTER_KEY_MAX);
+	CLEANUP(json_decrefp) json_t *value = NULL;
+	enum err e = etcd_key(row, "", &key);
+
+	buf_putc(&key, '\0');
+	e = e ?: buf_status(&key);
+	if (e == ERR_NO_MEMORY)
+		return e;
+	if (e || memchr(key.p, 0, key.len - 1)) {
+		err_clear();
+		return OK;
+	}
+	e = etcd_value(row, &value);
+	if (e == ERR_NO_MEMORY)
+		return e;
+	const struct replica_withdrawal w = { .of = ref_checkpoint(jval_text(value, "storage"), jval_text(value, "name")),
+					      .job = str_of(jval_text(value, "job")),
+					      .is_exact = json_is_true(json_object_get(value, "exact")) };
+	if (!e && job_id_ok(w.job))
+		cluster_take_withdrawal(c->server, &w);
 	err_clear();
+	(void)json_array_append_new(removes, etcd_delete((const char *)key.p));
+	return OK;
+}
+
+static void on_words(void *user, enum err e, const json_t *answer);
+
+static const char *words_of(const struct cluster *c, char out[CLUSTER_KEY_MAX])
+{
+	char name[CLUSTER_NODE_TEXT + 1];
+
+	snprintf(name, sizeof name, "%s/", c->name);
+	return cluster_key(c, "withdrawn/", name, out);
+}
+
+static void ask_words(struct cluster *c, json_t *range)
+{
+	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), json_pack("[o]", range), json_array()), on_words, c);
 }
 
 static void on_words(void *user, enum err e, const json_t *answer)
 {
 	struct cluster *c = user;
-	json_t *removes = json_array();
-	const json_t *row;
+	json_t *removes = json_array(), *behind = NULL;
+	const json_t *row = NULL, *rows = etcd_rows(answer, 0);
+	char key[CLUSTER_KEY_MAX];
 	size_t i;
 
-	json_array_foreach(etcd_rows(answer, 0), i, row) {
-		CLEANUP(buf_free) struct buf key = BUF_INIT(CLUSTER_KEY_MAX);
-		CLEANUP(json_decrefp) json_t *value = NULL;
-		e = e ?: etcd_key(row, "", &key);
-		buf_putc(&key, '\0');
-		e = e ?: buf_status(&key);
-		if (e)
-			break;
-		const char *job = etcd_value(row, &value) ? "" : jval_text(value, "job");
-		const struct replica_withdrawal w = { .of = ref_checkpoint(jval_text(value, "storage"), jval_text(value, "name")),
-						      .job = str_of(job), .is_exact = json_is_true(json_object_get(value, "exact")) };
-		if (job_id_ok(w.job))
-			cluster_take_withdrawal(c->server, &w);
-		(void)json_array_append_new(removes, etcd_delete((const char *)key.p));
+	json_array_foreach(rows, i, row)
+		e = e ?: take_word(c, row, removes);
+	if (!e && json_array_size(rows) && etcd_has_more(answer, 0)) {
+		behind = etcd_range_behind(words_of(c, key), json_array_get(rows, json_array_size(rows) - 1), PAGE);
+		e = behind ? OK : ERR(NO_MEMORY, "cannot ask for the rest of what was withdrawn");
 	}
 	err_clear();
-	if (!e && !etcd_has_more(answer, 0))
-		c->heeded = c->heeding_for;
-	if (json_array_size(removes)) {
-		etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), removes, json_array()), on_removed, c);
+	if (json_array_size(removes))
+		etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), removes, json_array()), on_removed, NULL);
+	else
+		json_decref(removes);
+	if (behind) {
+		ask_words(c, behind);
 		return;
 	}
-	c->heeding = false; /* after an error the next look asks again */
-	json_decref(removes);
+	c->heeding = false; /* after an error a look soon asks again */
+	if (e)
+		return;
+	c->heeded = c->heeding_for;
+	cluster_withdraw_looked(c); /* it may have joined anew meanwhile */
 }
 
 static void heed(struct cluster *c)
 {
-	char key[CLUSTER_KEY_MAX], name[CLUSTER_NODE_TEXT + 1];
+	char key[CLUSTER_KEY_MAX];
 
 	c->heeding = true;
 	c->heeding_for = c->made;
-	snprintf(name, sizeof name, "%s/", c->name);
-	json_t *words = json_pack("[o]", etcd_range(cluster_key(c, "withdrawn/", name, key), PAGE));
-	etcd_ask(c->etcd, "/v3/kv/txn", etcd_txn(json_array(), words, json_array()), on_words, c);
+	ask_words(c, etcd_range(words_of(c, key), PAGE));
 }
 
 void cluster_withdraw_looked(struct cluster *c)

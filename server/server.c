@@ -79,8 +79,9 @@ static FALLIBLE enum err lock_state_dir(const struct config *c, int *fd_out)
 	if (fd < 0)
 		return ERR_SYS(CONFIG, "cannot open %s", path);
 	while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-		enum err e = ERR_SYS(CONFIG, "another daemon uses %s", c->state_dir);
-		if (clock_mono_ms() >= until) {
+		bool is_taken = errno == EWOULDBLOCK || errno == EINTR;
+		enum err e = is_taken ? ERR_SYS(CONFIG, "another daemon uses %s", c->state_dir) : ERR_SYS(CONFIG, "cannot lock %s", path);
+		if (!is_taken || clock_mono_ms() >= until) {
 			close(fd);
 			return e;
 		}

@@ -89,6 +89,20 @@ def test_a_value_that_is_none_of_dcpds_is_named_and_passed_over(pair, server, tm
     lib.wait_for(lambda: not a.warnings(), 20, "no warning")
 
 
+def test_keys_among_the_withdrawn_that_no_node_has_written_are_passed_over(pair, server, tmp_path):  # noqa: F811
+    """More than a page of them, too: until it has read all, a node names no copies."""
+    a, b = pair
+    at = f"{prefix(tmp_path)}/withdrawn/b/"
+    for i in range(120):
+        server.put(f"{at}odd\0{i}", "[]")
+    server.put(at + "x" * 2000, "[]")
+    server.put(f"{at}none", "[]")
+    b.kill()
+    b.start()
+    b.sees(a="joined", b="joined")
+    lib.wait_for(lambda: f"{at}none" not in server.keys(at), 20, "what it has read goes")
+
+
 def test_a_node_of_another_protocol_is_shown_and_sent_nothing(pair, server, tmp_path):  # noqa: F811
     """As in an upgrade, node by node, to a version whose nodes speak otherwise."""
     a, b = pair

@@ -73,7 +73,7 @@ def test_what_the_kernel_reads_ahead_by_itself(tmp_path):
         told = pathlib.Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
         if told.exists():  # a partition has what its disk has
             assert _direct._read_ahead(device) == int(told.read_text()) << 10
-        assert _direct._ahead(f.fileno()) in (0, _direct.AHEAD)
+        assert _direct._ahead(f.fileno(), 1) in (0, _direct.AHEAD)
 
 
 def test_memory_may_lie_low(at):

@@ -484,13 +484,13 @@ def _read_ahead(device: int) -> int:
     return 0
 
 
-def _ahead(fd: int) -> int:
-    """Bytes to ask for. The kernel's own way is the faster one if there is enough of it, for it takes larger pieces of memory: 1 GiB by one
-    rank on a disk of 2 GB/s took 0.52 s without being asked and 0.73 s with, where it reads 8 MiB ahead by itself; where that are 128 KiB,
-    0.72 and 0.61. 512 MiB by four ranks: 0.32 and 0.37, 0.27 and 0.39."""
+def _ahead(fd: int, threads: int) -> int:
+    """Bytes to ask for, where each rank has so many threads. The kernel's own way is the faster one if there is enough of it, for it takes
+    larger pieces of memory: 1 GiB by one rank on a disk of 2 GB/s took 0.52 s without being asked and 0.73 s with, where it reads 8 MiB
+    ahead by itself; where that are 128 KiB, 0.72 and 0.61. 512 MiB by four ranks: 0.32 and 0.37, 0.27 and 0.39."""
     device = os.fstat(fd).st_dev
     enough = ENOUGH if os.major(device) else ENOUGH_FAR
-    return 0 if _read_ahead(device) * _copy.threads() * _copy.ranks_here() >= enough else AHEAD
+    return 0 if _read_ahead(device) * threads * _copy.ranks_here() >= enough else AHEAD
 
 
 class _Reading:
@@ -504,11 +504,12 @@ class _Reading:
         self.stopped, self.done, self.shown = False, 0, 0.0
         self.from_memory = 0
         self.passed = self.advised = 0
+        self.threads = min(_copy.threads(), 1 + sum(r.size for u in units for r in u) // _copy.ALONE, len(units))
         self.ahead: Optional[int] = None  # once something was not in the page cache
         self.advice = self._advice([*units, *then])
 
     def run(self) -> None:
-        n = min(_copy.threads(), 1 + sum(r.size for u in self.units for r in u) // _copy.ALONE, len(self.units))
+        n = self.threads
         running: List[Any] = []
         try:
             try:
@@ -567,7 +568,7 @@ class _Reading:
         with self.guard:
             self.passed += n
             if self.cold and self.ahead is None:
-                self.ahead = _ahead(fd)
+                self.ahead = _ahead(fd, self.threads)
             while self.ahead and self.advised < self.passed + self.ahead:
                 step = next(self.advice, (-1, 0, 1 << 63))
                 self.advised += step[2]
