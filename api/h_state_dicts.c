@@ -38,7 +38,7 @@ FALLIBLE enum err h_sdicts_list(struct req *r)
 		TRY(ref_parse(of, &ref));
 		if (ref.kind != REF_CHECKPOINT)
 			return ERR(INVALID_REQUEST, "the query's \"%s\" must be STORAGE:NAME", of_run ? "replica_of_run" : "replica_of");
-		if (!cluster_heeds(r->core->cluster)) /* whom an empty list is told, that one looks no further */
+		if (!cluster_heeds(r->core->cluster)) /* a search that gets an empty list looks no further */
 			return ERR(CLUSTER_UNAVAILABLE, "which copies were withdrawn while this node was away is not known yet: ask again");
 		return take(r, state_dict_list_replicas(r->core->state_dicts, &who, &ref, of_run, &b), &b);
 	}

@@ -53,7 +53,7 @@ static void plan_beat(struct cluster *c)
 
 	if (c->waits)
 		ms = CLUSTER_HURRY_MS;
-	else if (!cluster_heeds(c)) /* until then it names no copies */
+	else if (!cluster_heeds(c)) /* a node names no copies until it has heeded */
 		ms = num_min(ms, HEED_MS);
 	loop_timer_stop(&c->timer);
 	loop_timer_start(c->server->loop, ms, on_beat, c, &c->timer);

@@ -245,7 +245,7 @@ static void on_words(void *user, enum err e, const json_t *answer)
 	if (e)
 		return;
 	c->heeded = c->heeding_for;
-	cluster_withdraw_looked(c); /* it may have joined anew meanwhile */
+	cluster_withdraw_looked(c); /* the node may have joined anew meanwhile */
 }
 
 static void heed(struct cluster *c)

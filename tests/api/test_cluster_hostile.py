@@ -90,7 +90,7 @@ def test_a_value_that_is_none_of_dcpds_is_named_and_passed_over(pair, server, tm
 
 
 def test_keys_among_the_withdrawn_that_no_node_has_written_are_passed_over(pair, server, tmp_path):  # noqa: F811
-    """More than a page of them, too: until it has read all, a node names no copies."""
+    """More than a page of such keys, too: a node names no copies until it has read all keys."""
     a, b = pair
     at = f"{prefix(tmp_path)}/withdrawn/b/"
     for i in range(120):
@@ -100,7 +100,7 @@ def test_keys_among_the_withdrawn_that_no_node_has_written_are_passed_over(pair,
     b.kill()
     b.start()
     b.sees(a="joined", b="joined")
-    lib.wait_for(lambda: f"{at}none" not in server.keys(at), 20, "what it has read goes")
+    lib.wait_for(lambda: f"{at}none" not in server.keys(at), 20, "the key that the node has read goes")
 
 
 def test_a_node_of_another_protocol_is_shown_and_sent_nothing(pair, server, tmp_path):  # noqa: F811

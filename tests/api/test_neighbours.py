@@ -402,7 +402,8 @@ def test_what_only_a_silent_node_may_have_is_not_said_to_be_nowhere(cluster, tmp
 
 
 def test_a_node_that_comes_again_does_not_say_that_it_has_no_copy(server, pair):  # noqa: F811
-    """Until it knows which ones were withdrawn while it was away it says so: who hears of none begins anew."""
+    """The node says that it does not know, until it knows which copies were withdrawn while it was away: a trainer that is told "none"
+    begins anew."""
     a, b = pair
     save(a, lib.fresh(), "run/step-1")
     b.kill()

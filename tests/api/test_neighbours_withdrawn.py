@@ -49,7 +49,7 @@ def trainer(pair):  # noqa: F811
 
 
 def is_not_served(*nodes):
-    """A node that has just come answers 503 until it knows which copies were withdrawn meanwhile; none says what is not so."""
+    """A node that has just joined answers 503 until it knows which copies were withdrawn meanwhile."""
     load_ = {"kind": "load", "source": SOURCE, "target": {"state_dict": lib.fresh()}}
     for node in nodes:
         for ask in (lambda: node.api.post("/v1/jobs", load_), lambda: node.api.get("/v1/runs/main/run:resume")):

@@ -36,7 +36,7 @@ def test_kill_of_the_daemon_keeps_what_was_sealed(spawn):
 
 
 def test_a_lock_that_is_let_go_in_a_moment_is_waited_for(spawn):
-    """A worker that a killed daemon was about to start holds it until its exec; another daemon holds it for good."""
+    """A worker that a killed daemon was about to start holds the lock until its exec; another daemon holds it for good."""
     d = spawn()
     second = subprocess.run(d.command(), env=lib.clean_environment(**d.env), capture_output=True, text=True,
                             timeout=20 * lib.PATIENCE)

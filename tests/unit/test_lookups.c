@@ -139,8 +139,8 @@ static void kill_resting_workers(void)
 	T_UNTIL(&t, (signal_workers("idle", SIGKILL), workers_count(t.s->workers, "lookup", NULL) == 0));
 }
 
-/* A worker that is killed while it starts is started again; a pool whose workers all die in their start says so in the end. One that is
- * killed may have said before that it is ready: then it counts as lost with its question, and the pool counts anew. */
+/* A worker that is killed while it starts is started again; a pool whose workers all die in their start says so in the end. A killed worker
+ * may have said before that it is ready: such a worker counts as lost with its question, and the pool counts anew. */
 static void test_workers_die_while_they_start(void **state)
 {
 	enum { POOLS = 2, TRIES = 3 }; /* questions about segments: those of callers, and looks at what was sealed */

@@ -13,7 +13,7 @@
 #include "plan/tiling.h"
 #include "tensor/box.h"
 
-enum { RANKS_MAX = 65536, SCRATCH_KEPT = 1 << 20 }; /* SCRATCH_KEPT: bytes that are not worth a call of the kernel's */
+enum { RANKS_MAX = 65536, SCRATCH_KEPT = 1 << 20 }; /* SCRATCH_KEPT: so few free bytes may stay in the heap */
 #define NONE UINT32_MAX
 
 struct maker {

@@ -28,7 +28,7 @@ struct finding {
 	bool has_after, is_brief, needs_verdicts;
 	uint64_t size;
 	struct lookup_order *order;    /* while it is made: a heap, the last one of the order on top */
-	struct checkpoint_place refused; /* behind all in the heap: the latest of the folder that is walked */
+	struct checkpoint_place refused; /* the latest place of this folder's that is behind all in the heap */
 	bool has_refused;
 	struct lookup_choice *page;    /* in `order` */
 	uint64_t count;                /* on the page, with one more if there is one */
@@ -124,7 +124,8 @@ static void sift_down(struct finding *f)
 	}
 }
 
-/* A folder is walked in the order of names: what differs from a refused one in its name alone is behind it, and nobody has to read that. */
+/* A folder is walked in the order of names: a checkpoint that differs from a refused one in its name alone is behind it, and its name need
+ * not be read. */
 static bool is_refused(const struct finding *f, const struct checkpoint_place *p)
 {
 	const struct checkpoint_place *r = &f->refused;

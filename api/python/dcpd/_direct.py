@@ -485,9 +485,9 @@ def _read_ahead(device: int) -> int:
 
 
 def _ahead(fd: int, threads: int) -> int:
-    """Bytes to ask for, where each rank has so many threads. The kernel's own way is the faster one if there is enough of it, for it takes
-    larger pieces of memory: 1 GiB by one rank on a disk of 2 GB/s took 0.52 s without being asked and 0.73 s with, where it reads 8 MiB
-    ahead by itself; where that are 128 KiB, 0.72 and 0.61. 512 MiB by four ranks: 0.32 and 0.37, 0.27 and 0.39."""
+    """Bytes to ask the kernel for, where each rank has so many threads. The kernel's own read-ahead takes larger pieces of memory, and is
+    the faster way if there is enough of it. Seconds on a disk of 2 GB/s, unasked and asked: 1 GiB by one rank 0.52 and 0.73 where the
+    kernel reads 8 MiB ahead, 0.72 and 0.61 where it reads 128 KiB; 512 MiB by four ranks 0.32 and 0.37, 0.27 and 0.39."""
     device = os.fstat(fd).st_dev
     enough = ENOUGH if os.major(device) else ENOUGH_FAR
     return 0 if _read_ahead(device) * threads * _copy.ranks_here() >= enough else AHEAD
