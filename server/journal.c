@@ -1,6 +1,6 @@
 /* journal.c: see journal.h. The writing side.
  *
- * A thread rather than SQLite calls in the loop: a commit is an fsync, which waits behind a save that saturates the disk. Group
+ * A thread rather than SQLite calls in the loop: most commits are an fsync, which waits behind a save that saturates the disk. Group
  * commit: while one commit is in flight, the next ones pile up and then share the next fsync. Each transaction runs in a savepoint,
  * so that a row that is refused takes only its own transaction back. */
 #include "server/journal.h"
@@ -87,6 +87,7 @@ struct journal_txn {
 	struct row *first, **last;
 	enum err failed;
 	bool waits;                 /* journal_txn_wait */
+	bool of_memory;             /* journal_txn_of_memory */
 	done_fn fn;
 	void (*drop)(void *user);
 	void *user;
@@ -116,6 +117,11 @@ void journal_txn_wait(struct journal_txn *t, void (*drop)(void *user))
 {
 	t->waits = true;
 	t->drop = drop;
+}
+
+void journal_txn_of_memory(struct journal_txn *t)
+{
+	t->of_memory = true;
 }
 
 static void journal_txn_free(struct journal_txn *t)
@@ -315,10 +321,47 @@ static FALLIBLE enum err run_txn(sqlite3 *db, sqlite3_stmt **made, const struct 
 	return journal_run(db, "RELEASE one");
 }
 
+/* A commit with synchronous=FULL syncs the whole write-ahead log, and with it what was committed before. */
+static FALLIBLE enum err set_synchronous(struct journal *j, const struct journal_txn *group)
+{
+	bool full = false;
+
+	for (const struct journal_txn *t = group; t && !full; t = t->next)
+		full = !t->of_memory;
+	if (full == !j->unsynced)
+		return OK;
+	j->unsynced = true; /* also if it fails half-way */
+	TRY(journal_run(j->db, full ? "PRAGMA synchronous = FULL" : "PRAGMA synchronous = NORMAL"));
+	j->unsynced = !full;
+	return OK;
+}
+
+/* A sync that fails says so once, and what it was for may be missing from the log: commits behind it would be lost with it. So the log
+ * comes to an end, and its contents into the file, before the next one. */
+static FALLIBLE enum err end_doubt(struct journal *j)
+{
+	if (!j->doubtful)
+		return OK;
+	if (sqlite3_wal_checkpoint_v2(j->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL) != SQLITE_OK)
+		return journal_failed(j->db, "journal");
+	j->doubtful = j->behind = false;
+	return OK;
+}
+
+static void note_end(struct journal *j, enum err e)
+{
+	if (!e)
+		j->behind = j->unsynced;
+	else if (j->behind && !j->unsynced && e != ERR_NO_MEMORY)
+		j->doubtful = true;
+}
+
 static FALLIBLE enum err try_group(struct journal *j, sqlite3_stmt **made, struct journal_txn *group)
 {
 	enum err e = sqlite3_get_autocommit(j->db) ? OK : journal_run(j->db, "ROLLBACK"); /* there was no memory for that */
 
+	e = e ?: end_doubt(j);
+	e = e ?: set_synchronous(j, group);
 	e = e ?: journal_run(j->db, "BEGIN IMMEDIATE");
 	for (struct journal_txn *t = group; t && !e; t = t->next) {
 		enum err own = t->failed ? OK : run_txn(j->db, made, t);
@@ -328,6 +371,7 @@ static FALLIBLE enum err try_group(struct journal *j, sqlite3_stmt **made, struc
 			journal_txn_fail(t, own);
 	}
 	e = e ?: journal_run(j->db, "COMMIT");
+	note_end(j, e);
 	if (e && !sqlite3_get_autocommit(j->db)) {
 		CLEANUP(err_restore) struct err_info info = *err_last();
 		sqlite3_exec(j->db, "ROLLBACK", NULL, NULL, NULL);

@@ -1,13 +1,14 @@
 /* journal.h: what survives a crash: jobs, plans, idempotency keys, state dicts, ad-hoc storages, worker pids, webhooks, chains. SQLite,
- * WAL, synchronous=FULL; no SQL text outside journal*.c.
+ * WAL, synchronous=FULL (NORMAL for what is about shared memory alone); no SQL text outside journal*.c.
  *
  * Writing: fill a transaction and hand it over; the journal thread commits all that wait as one (group commit).
  *
  *     struct journal_txn *t = journal_txn_new(j);     NULL inside is carried along: journal_commit reports ERR_NO_MEMORY
  *     journal_put_job(t, &row);
- *     journal_commit(j, t, fn, user);                 takes t; fn(user, e) from the loop when it is on disk; fn may be NULL
+ *     journal_commit(j, t, fn, user);                 takes t; fn(user, e) from the loop when it is committed; fn may be NULL
  *
- * Transactions commit in the order of journal_commit; one that fails does not take others with it.
+ * Transactions commit in the order of journal_commit; one that fails does not take others with it. One about shared memory
+ * (journal_txn_of_memory) asks for no sync: the end of the daemon loses nothing of it, and a power cut takes the memory as well.
  *
  * Without space beside the journal nothing is written. A transaction with a callback fails with ERR_STORAGE_FULL, so that whoever asked
  * can ask again; all others are held, and written once there is space, which is looked for each second. Meanwhile requests that would
@@ -34,10 +35,10 @@ FALLIBLE enum err journal_open(const char *path, struct loop *loop, struct journ
 FALLIBLE enum err journal_may_write(const struct journal *j);         /* ERR_STORAGE_FULL names the directory */
 void journal_on_full(struct journal *j, loop_fn fn, void *user);     /* fn(user) whenever that has changed */
 void journal_close(struct journal *j);      /* commits what waits; callbacks that have not run do not run */
-void journal_sync(struct journal *j);       /* waits until all handed over is on disk; for tests and for the end */
+void journal_sync(struct journal *j);       /* waits until all handed over is committed; for tests and for the end */
 uint64_t journal_commits(const struct journal *j);   /* SQLite commits so far: group commit is visible here */
 uint64_t journal_waiting(struct journal *j);         /* without those that are held */
-bool journal_is_behind(struct journal *j);           /* changes that were handed over may not be on disk yet */
+bool journal_is_behind(struct journal *j);           /* changes that were handed over may not be committed yet */
 uint64_t journal_id(const struct journal *j);        /* random, made with the file: whose segments are whose */
 uint64_t journal_digest(struct str body);            /* of a request's body; stable over builds */
 int64_t journal_service_ms(const struct journal *j); /* service time when it was last written */
@@ -50,6 +51,8 @@ void journal_txn_fail(struct journal_txn *t, enum err e);   /* nothing of it is 
 /* The transaction is held for want of space although it has a callback. drop(user) is called if the journal is closed before there is
  * space; NULL: the callback's user needs no release. */
 void journal_txn_wait(struct journal_txn *t, void (*drop)(void *user));
+/* All that the transaction says ends with this host's memory. fn is called when it is committed, and a power cut may still undo it. */
+void journal_txn_of_memory(struct journal_txn *t);
 void journal_commit(struct journal *j, struct journal_txn *t, done_fn fn, void *user);
 
 struct journal_job {

@@ -30,9 +30,12 @@ struct journal {
 	pthread_mutex_t lock;
 	pthread_cond_t more, idle;
 	struct journal_txn *first, **last;
-	uint64_t waiting;                    /* handed over and not yet on disk */
+	uint64_t waiting;                    /* handed over and not yet committed */
 	struct journal_txn *held, **held_last;   /* changes that wait for space; the thread's, or the loop's as long as there is none */
 	bool stop, running;                  /* running: there is a thread */
+	bool unsynced;                       /* the thread's: synchronous=NORMAL */
+	bool behind;                         /* the thread's: the log has commits that no sync has followed */
+	bool doubtful;                       /* the thread's: nor will one, for it has failed */
 	_Atomic bool full;                   /* no space: nothing is written */
 	struct loop_timer *reopen;           /* the journal was opened without space */
 	loop_fn changed;                     /* full has changed */

@@ -173,6 +173,7 @@ static FALLIBLE enum err open_files(struct journal *j, uint64_t *boot_out)
 		return journal_failed(j->db, j->path);
 	sqlite3_busy_timeout(j->db, 5000);
 	TRY(ask_int(j->db, "PRAGMA user_version", &version));
+	j->unsynced = j->behind = j->doubtful = false;
 	if (version > JOURNAL_VERSION)
 		return migrate(j->db, j->path); /* says why, before anything is written to it */
 	TRY(journal_run(j->db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;"

@@ -1,7 +1,7 @@
 /* state_dict_slot.c: the life of a slot: reserve, seal, release. See the diagram in state_dict.h.
  *
  * Before the client may go on, the journal must know of a seal (the snapshot then outlives everybody) and the end of a seal
- * (else a restart would take half-overwritten pages for a snapshot). Reserving a warm slot waits for nothing. */
+ * (else a restart would take half-overwritten pages for a snapshot). Reserving a warm slot waits for nothing, and a seal for no disk. */
 #include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -45,6 +45,16 @@ static void answer_reserved(void *user, enum err e)
 	mem_free(w);
 }
 
+/* For what a rank begins or has written. The end of a seal is no such thing: a disk that loses it leaves the segment as it is. */
+static struct journal_txn *filling_txn(const struct state_dict *sd)
+{
+	struct journal_txn *t = journal_txn_new(sd->all->parts.journal);
+
+	if (!sd->feed && !sd->replica) /* else other nodes know its generations */
+		journal_txn_of_memory(t);
+	return t;
+}
+
 static void open_slot(struct slot_waiter *w)
 {
 	struct slot *sl = w->slot;
@@ -56,7 +66,9 @@ static void open_slot(struct slot_waiter *w)
 	watch_free(&sl->filler);
 	sl->generation = w->generation;
 	sl->image_bytes = 0;
-	state_dict_slot_write(sd, sl, SLOT_OPEN, NULL, NULL);
+	struct journal_txn *t = filling_txn(sd);
+	state_dict_slot_row(t, sd, sl, SLOT_OPEN);
+	journal_commit(sd->all->parts.journal, t, NULL, NULL);
 	watch_of(sd)->changed(sd);
 }
 
@@ -381,7 +393,7 @@ void state_dict_seal(struct state_dicts *s, const struct principal *who, struct 
 		loop_later(s->parts.loop, fn, user, e);
 		return;
 	}
-	struct journal_txn *t = journal_txn_new(s->parts.journal);
+	struct journal_txn *t = filling_txn(sd);
 	slot_move(sl, SLOT_SEALING);
 	sl->image_bytes = image_bytes;
 	sd->ranks[rank].last_generation = generation;
