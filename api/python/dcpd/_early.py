@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from typing import Callable, Optional
 
-from . import errors
+from . import _background, errors
 from .client import Client, Job
 
 TIMEOUT_SECONDS = 86400  # of a copy; a rank that has gone is noticed by its lease
@@ -35,8 +35,7 @@ class Early:
         self._job: Optional[Job] = None
         self._failure: Optional[BaseException] = None
         self._unwanted = False
-        self._thread = threading.Thread(target=self._run, name="dcpd-job", daemon=True)
-        self._thread.start()
+        self._over = _background.begin(self._run)
 
     def _run(self) -> None:
         try:
@@ -53,7 +52,7 @@ class Early:
 
     def job(self) -> Optional[Job]:
         """The job; None if the daemon knows no such jobs. Raises why there is none."""
-        self._thread.join()
+        self._over.wait()
         if self._failure is None:
             return self._job
         if refused(self._failure, "await_seal"):
@@ -80,7 +79,7 @@ class Early:
 
     def end(self) -> None:
         """After drop: waits until the job has let go of its target, so that the next save finds that free."""
-        self._thread.join(END_SECONDS)
+        self._over.wait(END_SECONDS)
         job = self._job
         try:
             if job is not None:

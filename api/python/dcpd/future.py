@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Callable, Dict, Generator, Optional
 
-from . import errors
+from . import _background, errors
 from .client import Client, Job
 
 log = logging.getLogger("dcpd")
@@ -32,8 +32,7 @@ class SaveFuture(Future):  # type: ignore[type-arg]
         self._client, self._record, self.reference = client, job, reference
         self._finish, self._line = finish, errors.Line()
         self.set_running_or_notify_cancel()
-        self._thread = threading.Thread(target=self._wait, name=f"dcpd-save-{job.id[-6:]}", daemon=True)
-        self._thread.start()
+        _background.begin(self._wait)
 
     @property
     def job_id(self) -> str:
