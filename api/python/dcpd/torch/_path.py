@@ -87,19 +87,11 @@ def _holds_checkpoint(directory: Path) -> bool:
     return any(x == ".metadata" or x.endswith(".safetensors") or (x.startswith("__") and x.endswith(".metadata")) for x in names)
 
 
-def folder(path: Any) -> Path:
-    """The checkpoint's directory on this host."""
-    if not _where.is_reference(path):
-        return Path(path)
-    place = _where.resolve(path)
-    return Path(str(place.client.storages.get(place.storage)["path"]), *place.name.split("/"))
-
-
 class Here:
-    """The files of a checkpoint in a directory on this host."""
+    """The files of a checkpoint in a directory on this host. root: the storage's directory, if a reference named it."""
 
-    def __init__(self, path: Any) -> None:
-        self.path, self.folder = path, folder(path)
+    def __init__(self, path: Any, folder: Path, root: str = "") -> None:
+        self.path, self.folder, self.root = path, folder, root
 
     def read(self, name: str) -> Tuple[bytes, Any]:
         """A whole file, and what tells it from one that takes its place."""
@@ -128,6 +120,8 @@ class Here:
 
 class There:
     """The files of a checkpoint in a storage without directories (a bucket): the daemon reads them."""
+
+    root = ""
 
     def __init__(self, place: _where.Place) -> None:
         self.place = place
@@ -165,11 +159,11 @@ class There:
 
 def files(path: Any) -> Union[Here, There]:
     """The checkpoint's files, wherever they lie."""
-    if _where.is_reference(path):
-        place = _where.resolve(path)
-        if _BUCKET.match(str(place.client.storages.get(place.storage)["path"])):
-            return There(place)
-    return Here(path)
+    if not _where.is_reference(path):
+        return Here(path, Path(path))
+    place = _where.resolve(path)
+    root = str(place.client.storages.get(place.storage)["path"])
+    return There(place) if _BUCKET.match(root) else Here(path, Path(root, *place.name.split("/")), root)
 
 
 def _stamp(st: os.stat_result) -> Tuple[int, int, int]:

@@ -205,6 +205,8 @@ class StorageReader(_path.Named, _storage.StorageReader):  # type: ignore[misc,u
     def _tensors(self, boxes: _Boxes, planner: Any) -> None:
         boxes = sorted(boxes, key=lambda x: self._place(x[0]))
         place = _where.resolve(self._at)
+        if self._looked is not None and not place.root:  # asked once in a load
+            place = place._replace(root=self._looked[0].root)
         chosen = _direct.choose([spec.nbytes for _, spec in boxes])
         some = [boxes[i] for i in chosen]
         plan = _direct.find(place, [spec for _, spec in some], True)
