@@ -53,7 +53,7 @@ def test_the_stream_ends_if_the_owner_dies_and_nobody_takes_its_job(pair, server
     lib.wait_for(lambda: b.api.get(f"/v1/jobs/{done}").ok(200)["state"] == "succeeded", 20)
     stream = Events(b, job)
     lib.wait_for(stream.states, 20, "what was")
-    server.ended(tmp_path.name, done)
+    server.knows(tmp_path.name, done)
     a.kill()
     end = stream.to_the_end(END)
     assert end[-1]["type"] == "job.away" and end[-1]["data"] == {"job": job, "node": "a"}

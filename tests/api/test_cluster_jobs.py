@@ -52,7 +52,7 @@ def test_a_request_goes_to_no_other_host(pair):
     assert answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 400 "))
 
 
-def test_the_list_has_the_jobs_of_all_nodes(pair):
+def test_the_list_has_the_jobs_of_all_nodes(pair, server, tmp_path):  # noqa: F811
     a, b = pair
     ids = [save(d, f"run/step-{i}")["id"] for i, d in enumerate((a, b, a, b, b))]
     for d in (a, b):
@@ -70,6 +70,8 @@ def test_the_list_has_the_jobs_of_all_nodes(pair):
         assert [json.loads(line)["id"] for line in lines] == ids[::-1]
     a.api.get("/v1/jobs?filter=what").problem("validation_failed")
     a.api.get("/v1/jobs?page_token=x").problem("validation_failed", "invalid_request")
+    for job in ids:
+        server.knows(tmp_path.name, job)
     b.kill()
     a.sees(a="joined", b="away")
     page = a.api.get("/v1/jobs").ok(200)
@@ -89,11 +91,13 @@ def test_the_list_has_the_jobs_of_all_nodes(pair):
 
 
 @pytest.mark.long
-def test_a_node_that_will_not_come_back_is_forgotten(pair):
+def test_a_node_that_will_not_come_back_is_forgotten(pair, server, tmp_path):  # noqa: F811
     a, b = pair
     done, waits = save(b, "run/step-1")["id"], held_job(b, "held")["id"]
     a.api.post("/v1/nodes/b:forget").problem("state_conflict")
     a.api.post("/v1/nodes/c:forget").problem("not_found")
+    server.knows(tmp_path.name, done)
+    server.knows(tmp_path.name, waits, "queued")
     b.kill()
     a.sees(a="joined", b="away")
     assert a.api.get(f"/v1/jobs/{waits}?wait=100ms").ok(200)["state"] == "queued"
@@ -163,11 +167,6 @@ def test_only_nodes_speak_for_others(pair, server, tmp_path):
     ask(secret, read, "POST", "/v1/nodes/a:drain").problem("forbidden")
 
 
-def told(server, at, ids):
-    lib.wait_for(lambda: {f"{at}{i}" for i in ids} <= {k for k, v in server.keys(at).items() if v["job"]["state"] == "succeeded"}, 20,
-                 "etcd has their ends")
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_ends_that_etcd_did_not_hear_of_are_told_after_a_restart(cluster, server, tmp_path, end):  # noqa: F811
@@ -182,7 +181,8 @@ def test_ends_that_etcd_did_not_hear_of_are_told_after_a_restart(cluster, server
         a.kill() if end == "kill" else a.stop()
         line.mend()
         a.start()
-        told(server, f"/{tmp_path.name}/jobs/", ids)
+        for job in ids:
+            server.knows(tmp_path.name, job)
     finally:
         line.close()
 
@@ -199,13 +199,15 @@ def test_records_of_jobs_are_pruned_and_those_that_have_not_ended_stay(cluster, 
         server.put(f"{at}{job}", json.dumps({"node": "b", "job": {"id": job, "kind": "save", "state": "queued", "node": "b"}}))
     save(a, "run/step-1")
     ids = [a.api.run("verify", source={"storage": "main", "name": "run/step-1"}, level="structure")["id"] for _ in range(5)]
-    told(server, at, ids)
+    for job in ids:
+        server.knows(tmp_path.name, job)
     a.stop()
     a.start()
     left = lib.wait_for(lambda: len(got := server.keys(at)) == 72 and sorted(got), 20, "the oldest ended ones are gone")
     assert left == [f"{at}{job}" for job in (*waiting, *ids[-2:])]
     a.ctl("forget", "b", check=True)
-    told(server, at, [a.api.run("verify", source={"storage": "main", "name": "run/step-1"}, level="structure")["id"] for _ in range(2)])
+    for _ in range(2):
+        server.knows(tmp_path.name, a.api.run("verify", source={"storage": "main", "name": "run/step-1"}, level="structure")["id"])
     a.stop()
     a.start()
     lib.wait_for(lambda: not {k.removeprefix(at) for k in server.keys(at)} & set(waiting[:2]), 20, "nobody has them")

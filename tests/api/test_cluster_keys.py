@@ -52,8 +52,7 @@ def test_the_key_of_a_node_that_is_away(pair, server, tmp_path):  # noqa: F811
     a, b = pair
     save(b, "run/step-1")
     job = a.api.wait(send(a, "k").ok(202)["id"])["id"]
-    lib.wait_for(lambda: server.keys(f"/{tmp_path.name}/").get(f"/{tmp_path.name}/jobs/{job}", {}).get("job", {}).get("state")
-                 == "succeeded", 20, "etcd has the record")
+    server.knows(tmp_path.name, job)
     a.kill()
     b.sees(a="away", b="joined")
     again = send(b, "k")

@@ -61,11 +61,11 @@ def test_a_job_of_a_dead_node_is_taken_over(pair):
 
 
 @pytest.mark.long
-def test_what_needs_the_dead_nodes_memory_waits_for_it(pair):
+def test_what_needs_the_dead_nodes_memory_waits_for_it(pair, server, tmp_path):  # noqa: F811
     from test_cluster import held_job
     a, b = pair
     job = held_job(a, "held")["id"]
-    lib.wait_for(lambda: "node_away" not in b.api.get(f"/v1/jobs/{job}").ok(200), 20, "a answers")
+    server.knows(tmp_path.name, job, "queued")
     a.kill()
     b.sees(a="away", b="joined")
     time.sleep(2 * TTL)
@@ -130,7 +130,7 @@ def test_which_job_came_later_is_not_told_by_nodes_clocks(cluster, server, tmp_p
                             "b has ended it")
 
     before = b.api.run("reshard", source={"storage": "main", "name": "src"}, target=where)["id"]
-    server.ended(tmp_path.name, before)
+    server.knows(tmp_path.name, before)
     job = left_by_a()
     assert job < before and taken(job)["state"] == "succeeded"
 
@@ -201,7 +201,7 @@ def test_what_has_ended_here_is_not_run_again(pair, server, tmp_path):  # noqa: 
     big(b, "src", 1)
     job = b.api.run("reshard", source={"storage": "main", "name": "src"}, target={"storage": "main", "name": "dst", "world_size": 2})["id"]
     at = f"/{tmp_path.name}"
-    record = server.ended(tmp_path.name, job)
+    record = server.knows(tmp_path.name, job)
     b.api.run("delete", target={"storage": "main", "name": "dst"})
     about = {"storages": {"main": (tmp_path / "shared/.dcpd-storage-id").read_text().strip()}}
     a.kill()
@@ -220,7 +220,7 @@ def test_a_job_of_a_newer_version_stays_where_it_is(pair, server, tmp_path):  # 
     big(b, "src", 1)
     done = b.api.run("verify", source={"storage": "main", "name": "src"})["id"]
     at = f"/{tmp_path.name}"
-    record = server.ended(tmp_path.name, done)["job"]
+    record = server.knows(tmp_path.name, done)["job"]
     del record["result"], record["finished_at"]
     about = {"storages": {"main": (tmp_path / "shared/.dcpd-storage-id").read_text().strip()}}
     a.kill()

@@ -94,13 +94,13 @@ class Etcd:
         rows = self.ask("kv/range", {"key": code(prefix), "range_end": code(end)}).get("kvs", [])
         return {base64.b64decode(row["key"]).decode(): json.loads(base64.b64decode(row["value"])) for row in rows}
 
-    def ended(self, cluster, job):
-        """The job's record, once etcd knows that it has succeeded."""
+    def knows(self, cluster, job, state="succeeded"):
+        """The job's record, once etcd has it in that state: its node tells etcd later than its clients."""
         def look():
             row = self.keys(f"/{cluster}/jobs/").get(f"/{cluster}/jobs/{job}")
-            return row if row and row["job"]["state"] == "succeeded" else None
+            return row if row and row["job"]["state"] == state else None
 
-        return lib.wait_for(look, 20, "its end is in etcd")
+        return lib.wait_for(look, 20, f"etcd knows that {job} is {state}")
 
     def put(self, key, value):
         code = lambda s: base64.b64encode(s.encode()).decode()
