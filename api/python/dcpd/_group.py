@@ -5,6 +5,7 @@ Every step that may fail ends in `agree`, so that a fault on one rank is raised 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import pickle
 import socket
@@ -175,14 +176,18 @@ def _elsewhere(rank: int, e: Any) -> BaseException:
     return e
 
 
+@functools.lru_cache(maxsize=1)
+def _boot() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
+        return f.read().strip()
+
+
 def place() -> Tuple[str, str]:
     """(what two ranks share if one segment can serve both, this host's name). DCPD_PLACE stands in for the first, for tests."""
     host = socket.gethostname()
     if os.environ.get("DCPD_PLACE"):
         return os.environ["DCPD_PLACE"], f"{host} ({os.environ['DCPD_PLACE']})"
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
-            boot = f.read().strip()
-        return f"{boot}:{os.stat('/dev/shm').st_dev}", host
+        return f"{_boot()}:{os.stat('/dev/shm').st_dev}", host
     except OSError:
         return host, host
