@@ -106,7 +106,7 @@ static bool read_small(const char *dir, const char *name, char *text, size_t cap
 
 static void make_checkpoint(const char *path, const char *job)
 {
-	char part[9000];
+	char part[9000], whole[9000];
 
 	for (const char *p = path + 1; *p; p++)
 		if (*p == '/') {
@@ -114,9 +114,10 @@ static void make_checkpoint(const char *path, const char *job)
 			mkdir(part, 0755);
 		}
 	mkdir(path, 0755);
-	snprintf(part, sizeof part, "%s/.dcpd.json", path);
+	snprintf(part, sizeof part, "%s/.part", path);
+	snprintf(whole, sizeof whole, "%s/.dcpd.json", path);
 	int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-	if (fd < 0 || write(fd, job, strlen(job)) < 0)
+	if (fd < 0 || write(fd, job, strlen(job)) < 0 || rename(part, whole) != 0) /* all at once, as a commit is */
 		die("make");
 	close(fd);
 }
