@@ -107,7 +107,9 @@ def plain_state(rank, x, mib=2):
 
 
 def counted(pg, rank, ref, how):
-    """What a save of a structure that is known costs in collectives, its job's id, and what the others were told."""
+    """A save's job, when the ranks have met, and what it costs in collectives: those of PyTorch, and rounds of the ranks' own."""
+    from dcpd import _star
+
     names = [n for n in dir(dist) if n.startswith(("all_", "broadcast", "gather", "scatter", "reduce", "barrier", "send", "recv"))
              and callable(getattr(dist, n))]
     run = (lambda i: dcpd.save(plain_state(rank, i), f"{ref}-{i}", process_group=pg)["id"]) if how == "save" else \
@@ -117,6 +119,7 @@ def counted(pg, rank, ref, how):
     with contextlib.ExitStack() as stack:
         for n in names:
             stack.enter_context(put(dist, n, counting(getattr(dist, n), n, calls)))
+        stack.enter_context(put(_star.Star, "gather", counting(_star.Star.gather, "star", calls)))
         return run(1), calls
 
 
@@ -239,11 +242,18 @@ def old_daemon(pg, rank, ref, x, how):
 
 
 def gathers(pg, rank, sizes):
-    """Whatever its length, everybody's comes to all."""
+    """Whatever its length, everybody's comes to all, by PyTorch's collectives and by the ranks' own sockets."""
     from dcpd import _group
 
+    _group._stars.clear()
     g = _group.TorchGroup(pg)
-    return [g.gather((rank, "x" * n[rank])) == [(r, "x" * n[r]) for r in range(g.size)] for n in sizes]
+    by = []
+    for _ in range(2):
+        by += [g.gather((rank, "x" * n[rank])) == [(r, "x" * n[r]) for r in range(g.size)] for n in sizes]
+        by.append(g.broadcast(rank) == 0)
+        g.meet_here()
+    assert _group._stars[g._whole] is not None
+    return by
 
 
 @contextlib.contextmanager

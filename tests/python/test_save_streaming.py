@@ -122,7 +122,7 @@ def taken(s, place, have, n):
 
 def test_what_ranks_gather(ranks):
     sizes = [[0, 0, 0, 0], [4000, 10, 0, 4000], [5000, 0, 1, 2], [3, 100_000, 4096, 4088]]
-    assert ranks(on_streaming.gathers, sizes) == [[True] * 4] * 4
+    assert ranks(on_streaming.gathers, sizes) == [[True] * 10] * 4
 
 
 @pytest.mark.parametrize("how", ["save", "async"])
@@ -132,7 +132,7 @@ def test_two_rounds_and_one_job(ranks, d, how):
     got = ranks(on_streaming.counted, ref, how)
     assert len({g[0] for g in got}) == 1
     assert [j["id"] for j in jobs(d, ref + "-1")] == [got[0][0]]
-    assert [g[1] for g in got] == [["gather", "broadcast"] * 2] * 4
+    assert [g[1] for g in got] == [["star"] * 2] * 4
 
 
 @pytest.mark.long

@@ -10,10 +10,13 @@ import os
 import pickle
 import socket
 import sys
+import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import errors
+from . import _star, errors
 
+_TIMEOUT = 1800.0  # seconds; PyTorch's own
+_stars: "weakref.WeakKeyDictionary[Any, Optional[_star.Star]]" = weakref.WeakKeyDictionary()  # of process groups; None: no rank meets
 _TOGETHER = 4096  # bytes of a rank that go in one round; PyTorch's own way asks for the sizes first, in another
 
 
@@ -77,8 +80,31 @@ class TorchGroup(Group):
         self._dist, self._pg = dist, pg
         self.rank, self.size = dist.get_rank(pg), dist.get_world_size(pg)
         self._first = 0 if pg is None else dist.get_global_rank(pg, 0)
+        self._whole = dist.group.WORLD if pg is None else pg
+
+    def meet_here(self) -> None:
+        """For ranks of one host: what they gather goes over sockets of their own from now on. Every rank calls it."""
+        star = _stars.get(self._whole)
+        if (star is None and self._whole not in _stars) or (star is not None and star.is_over):
+            _stars.pop(self._whole, None)
+            _stars[self._whole] = _star.meet(self.rank, self.size, self.gather, self._timeout())
+
+    def _timeout(self) -> float:
+        for device in ("cpu", "cuda"):
+            try:
+                return float(self._whole._get_backend(sys.modules["torch"].device(device)).options._timeout.total_seconds())
+            except (AttributeError, RuntimeError, ValueError):  # a release without; no such device
+                pass
+        return _TIMEOUT
 
     def gather(self, x: Any) -> List[Any]:
+        star = _stars.get(self._whole)
+        if star is not None:
+            data = pickle.dumps(x, pickle.HIGHEST_PROTOCOL)
+            try:
+                return [pickle.loads(g) for g in star.gather(data)]
+            except _star.Lost as e:
+                raise self._broken(e) from e
         try:
             with self._as_ever():
                 if self._on_cpu():
@@ -131,6 +157,8 @@ class TorchGroup(Group):
         self._dist.broadcast(out, src=self._first, group=self._pg)
 
     def broadcast(self, x: Any) -> Any:
+        if _stars.get(self._whole) is not None:
+            return self.gather(x if self.rank == 0 else None)[0]
         box = [x]
         try:
             with self._as_ever():
@@ -191,3 +219,14 @@ def place() -> Tuple[str, str]:
         return f"{_boot()}:{os.stat('/dev/shm').st_dev}", host
     except OSError:
         return host, host
+
+
+def _after_fork() -> None:
+    """A child that kept its parent's sockets would hide the parent's end from the other ranks."""
+    for star in list(_stars.values()):
+        if star is not None:
+            star.close()
+    _stars.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -193,7 +193,7 @@ def _names(hosts: Sequence[str]) -> List[str]:
     return [h if list(hosts).count(h) == 1 else f"{h} ({i})" for i, h in enumerate(hosts)]
 
 
-def split(everyone: _group.Group) -> _group.Group:
+def split(everyone: _group.TorchGroup) -> _group.Group:
     """The ranks themselves if they share their memory, else those of this host. Looked at once per process group."""
     place = _group.place()
     key = (os.getpid(), everyone.key, place)
@@ -201,7 +201,10 @@ def split(everyone: _group.Group) -> _group.Group:
         places = everyone.gather(place)
         _known[key] = None if len({p for p, _ in places}) == 1 else places
     known: Any = _known[key]
-    return everyone if known is None else HostGroup(everyone, known)
+    if known is not None:
+        return HostGroup(everyone, known)
+    everyone.meet_here()
+    return everyone
 
 
 def group(process_group: Any = None, no_dist: bool = False) -> _group.Group:
