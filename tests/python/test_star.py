@@ -70,6 +70,12 @@ def test_a_rank_that_has_gone_ends_it_for_all(stars, gone):
         stars[1].gather(b"x")
 
 
+def test_an_end_is_noticed_while_another_rank_is_late(stars):
+    stars[2].close()
+    got = everywhere(4, lambda r: stars[r].gather(b"x") if r in (0, 3) else None)
+    assert isinstance(got[0], _star.Lost) and isinstance(got[3], _star.Lost)
+
+
 def test_a_rank_that_is_too_late_ends_it_for_all():
     stars = met(3, timeout=0.3)
     got = everywhere(3, lambda r: stars[r].gather(b"x") if r != 1 else None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -42,7 +43,7 @@ class Star:
                 if not self._first:
                     _put(self._links[0], mine)
                     return _parts(_take(self._links[0]))
-                got = [mine, *(_take(s) for s in self._links)]
+                got = [mine, *_take_all(self._links)]
                 answer = b"".join(struct.pack("<Q", len(g)) + g for g in got)
                 for s in self._links:
                     _put(s, answer)
@@ -148,6 +149,24 @@ def _put(s: socket.socket, data: bytes) -> None:
 
 def _take(s: socket.socket) -> bytes:
     return _exactly(s, struct.unpack("<Q", _exactly(s, 8))[0])
+
+
+def _take_all(links: List[socket.socket]) -> List[bytes]:
+    """In whatever order they come: one who has left is noticed while another is late."""
+    got: Dict[int, bytes] = {}
+    waiting = {s.fileno(): i for i, s in enumerate(links)}
+    poll, timeout = select.poll(), links[0].gettimeout()
+    for fd in waiting:
+        poll.register(fd, select.POLLIN)
+    while waiting:
+        ready = poll.poll(None if timeout is None else timeout * 1000)
+        if not ready:
+            raise socket.timeout(f"nothing for {timeout:g} s")
+        for fd, _ in ready:
+            i = waiting.pop(fd)
+            poll.unregister(fd)
+            got[i] = _take(links[i])
+    return [got[i] for i in range(len(links))]
 
 
 def _exactly(s: socket.socket, n: int) -> bytes:
