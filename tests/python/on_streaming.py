@@ -252,7 +252,7 @@ def gathers(pg, rank, sizes):
         by += [g.gather((rank, "x" * n[rank])) == [(r, "x" * n[r]) for r in range(g.size)] for n in sizes]
         by.append(g.broadcast(rank) == 0)
         g.meet_here()
-    assert _group._stars[g._whole] is not None
+    assert _group._stars[g.whole] is not None
     return by
 
 

@@ -70,10 +70,32 @@ def test_a_rank_that_has_gone_ends_it_for_all(stars, gone):
         stars[1].gather(b"x")
 
 
-def test_an_end_is_noticed_while_another_rank_is_late(stars):
+@pytest.mark.parametrize("says", ["nothing", "its word"])
+def test_an_end_is_noticed_while_another_rank_is_late(stars, says):
+    if says == "its word":
+        stars[2]._links[0].sendall(_star._framed(b"x"))
     stars[2].close()
     got = everywhere(4, lambda r: stars[r].gather(b"x") if r in (0, 3) else None)
     assert isinstance(got[0], _star.Lost) and isinstance(got[3], _star.Lost)
+
+
+def test_a_timeout_of_months_is_one(monkeypatch):
+    stars = met(2, timeout=7.2e6)
+    assert everywhere(2, lambda r: stars[r].gather(b"x")) == [[b"x"] * 2] * 2
+
+
+def test_a_round_in_a_round_is_refused(stars):
+    stars[0]._inside = True
+    with pytest.raises(_star.Lost, match="handler"):
+        stars[0].gather(b"x")
+    stars[0]._inside = False
+
+
+def test_ranks_of_two_networks_do_not_wait_for_each_other(monkeypatch):
+    numbers = iter(range(3))
+    monkeypatch.setattr(_star, "_network", lambda: next(numbers))
+    monkeypatch.setattr(_star, "_let_in", None)
+    assert met(3) == [None] * 3
 
 
 def test_a_rank_that_is_too_late_ends_it_for_all():
@@ -92,6 +114,7 @@ def test_a_fork_does_not_hide_an_end():
     ready, go = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(go[1])
         os.write(ready[1], b"x")
         os.read(go[0], 1)
         os._exit(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 from typing import Callable, List, Tuple
 
@@ -33,6 +34,8 @@ def begin(run: Callable[[], None]) -> threading.Event:
     """Runs it in a thread that the interpreter's end does not wait for; the event is set when it is over. Raises RuntimeError while the
     interpreter ends."""
     over = threading.Event()
+    if sys.is_finalizing():
+        raise RuntimeError("the interpreter is ending")
     try:
         thread = _idle.pop()
     except IndexError:

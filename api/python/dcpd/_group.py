@@ -80,25 +80,28 @@ class TorchGroup(Group):
         self._dist, self._pg = dist, pg
         self.rank, self.size = dist.get_rank(pg), dist.get_world_size(pg)
         self._first = 0 if pg is None else dist.get_global_rank(pg, 0)
-        self._whole = dist.group.WORLD if pg is None else pg
+        self.whole = dist.group.WORLD if pg is None else pg
 
     def meet_here(self) -> None:
         """For ranks of one host: what they gather goes over sockets of their own from now on. Every rank calls it."""
-        star = _stars.get(self._whole)
-        if (star is None and self._whole not in _stars) or (star is not None and star.is_over):
-            _stars.pop(self._whole, None)
-            _stars[self._whole] = _star.meet(self.rank, self.size, self.gather, self._timeout())
+        if self.whole in _stars:  # also one that is over: which ranks know of that already nobody can tell, and so the group is broken
+            return
+        try:
+            _stars[self.whole] = _star.meet(self.rank, self.size, self.gather, self._timeout())
+        except BaseException:
+            _stars[self.whole] = _star.Star([], False)
+            raise
 
     def _timeout(self) -> float:
         for device in ("cpu", "cuda"):
             try:
-                return float(self._whole._get_backend(sys.modules["torch"].device(device)).options._timeout.total_seconds())
+                return float(self.whole._get_backend(sys.modules["torch"].device(device)).options._timeout.total_seconds())
             except (AttributeError, RuntimeError, ValueError):  # a release without; no such device
                 pass
         return _TIMEOUT
 
     def gather(self, x: Any) -> List[Any]:
-        star = _stars.get(self._whole)
+        star = _stars.get(self.whole)
         if star is not None:
             data = pickle.dumps(x, pickle.HIGHEST_PROTOCOL)
             try:
@@ -157,7 +160,7 @@ class TorchGroup(Group):
         self._dist.broadcast(out, src=self._first, group=self._pg)
 
     def broadcast(self, x: Any) -> Any:
-        if _stars.get(self._whole) is not None:
+        if _stars.get(self.whole) is not None:
             return self.gather(x if self.rank == 0 else None)[0]
         box = [x]
         try:

@@ -13,13 +13,14 @@ import hashlib
 import os
 import secrets
 import sys
+import weakref
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from . import _group, _where, errors
 
 TIMEOUT_SECONDS = 20
 
-_known: Dict[Any, Optional[List[Tuple[str, str]]]] = {}
+_known: "weakref.WeakKeyDictionary[Any, Dict[Any, Optional[List[Tuple[str, str]]]]]" = weakref.WeakKeyDictionary()  # of process groups
 _proved: Set[Any] = set()
 
 
@@ -196,11 +197,12 @@ def _names(hosts: Sequence[str]) -> List[str]:
 def split(everyone: _group.TorchGroup) -> _group.Group:
     """The ranks themselves if they share their memory, else those of this host. Looked at once per process group."""
     place = _group.place()
-    key = (os.getpid(), everyone.key, place)
-    if key not in _known:
+    seen = _known.setdefault(everyone.whole, {})
+    key = (os.getpid(), place)
+    if key not in seen:
         places = everyone.gather(place)
-        _known[key] = None if len({p for p, _ in places}) == 1 else places
-    known: Any = _known[key]
+        seen[key] = None if len({p for p, _ in places}) == 1 else places
+    known: Any = seen[key]
     if known is not None:
         return HostGroup(everyone, known)
     everyone.meet_here()

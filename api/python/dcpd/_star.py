@@ -8,6 +8,7 @@ The sockets are a process group's own: it tells who listens where, and which wor
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import select
 import socket
@@ -16,7 +17,8 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-MEET_SECONDS = 5.0  # ranks whose containers have a network each never meet
+MEET_SECONDS = 5.0
+LONGEST = 2e6  # seconds that poll() can wait
 _WORD = 16
 
 
@@ -28,7 +30,7 @@ class Star:
     """links: rank 0's to ranks 1, 2, …; another rank's to rank 0."""
 
     def __init__(self, links: List[socket.socket], first: bool) -> None:
-        self._links, self._first, self._guard = links, first, threading.Lock()
+        self._links, self._first, self._guard, self._inside = links, first, threading.RLock(), False
 
     @property
     def is_over(self) -> bool:
@@ -37,22 +39,25 @@ class Star:
     def gather(self, mine: bytes) -> List[bytes]:
         """Everybody's bytes, by rank, on every rank. Raises Lost, on all ranks or on none, but for those that have their answer."""
         with self._guard:
-            if not self._links:
-                raise Lost("a rank has left before")
+            if not self._links or self._inside:
+                raise Lost("a signal's handler saves or loads in the middle of a round" if self._inside else "a rank has left before")
+            self._inside = True
             try:
                 if not self._first:
-                    _put(self._links[0], mine)
+                    self._links[0].sendall(_framed(mine))
                     return _parts(_take(self._links[0]))
                 got = [mine, *_take_all(self._links)]
-                answer = b"".join(struct.pack("<Q", len(g)) + g for g in got)
+                answer = _framed(b"".join(map(_framed, got)))
                 for s in self._links:
-                    _put(s, answer)
+                    s.sendall(answer)
                 return got
             except BaseException as e:  # a signal's too: half a word may be on its way
                 self.close()
                 if isinstance(e, OSError):
                     raise Lost(f"no word of a rank: {e}") from e
                 raise
+            finally:
+                self._inside = False
 
     def close(self) -> None:
         """In a forked child it ends this process's part alone."""
@@ -60,9 +65,11 @@ class Star:
             s.close()
         self._links = []
 
+    __del__ = close
+
 
 def meet(rank: int, size: int, tell: Callable[[Any], List[Any]], timeout: float) -> Optional[Star]:
-    """Every rank of a group calls it; None on all if they do not meet. tell: the group's own gather. timeout: seconds for a rank's word."""
+    """Every rank of a group calls it; None on all if they do not meet. tell: the group's own gather. timeout: seconds for all words."""
     door: Optional[socket.socket] = None
     links: List[socket.socket] = []
     try:
@@ -75,8 +82,9 @@ def meet(rank: int, size: int, tell: Callable[[Any], List[Any]], timeout: float)
                 offer = door.getsockname(), secrets.token_bytes(_WORD)
             except OSError:
                 pass
-        told = tell(offer)[0]
-        if told is None:
+        seen = tell((offer, _network()))
+        told = seen[0][0]
+        if told is None or any(network != seen[0][1] for _, network in seen):
             return None
         try:
             links = _let_in(door, size, told[1]) if door is not None else [_enter(told[0], told[1], rank)]
@@ -93,8 +101,16 @@ def meet(rank: int, size: int, tell: Callable[[Any], List[Any]], timeout: float)
         _drop(links)
         return None
     for s in links:
-        s.settimeout(timeout)
+        s.settimeout(min(max(timeout, 0.001), LONGEST))
     return Star(links, rank == 0)
+
+
+def _network() -> Optional[int]:
+    """Sockets without a file are found in one network namespace."""
+    try:
+        return os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return None
 
 
 def _enter(name: bytes, word: bytes, rank: int) -> socket.socket:
@@ -117,7 +133,7 @@ def _let_in(door: socket.socket, size: int, word: bytes) -> List[socket.socket]:
         while len(links) < size - 1:
             door.settimeout(max(0.001, end - time.monotonic()))
             s, _ = door.accept()
-            s.settimeout(max(0.001, end - time.monotonic()))
+            s.settimeout(max(0.001, min(1.0, end - time.monotonic())))
             rank = _known(s, word)
             if rank in links or not 0 < rank < size:
                 s.close()
@@ -132,6 +148,8 @@ def _let_in(door: socket.socket, size: int, word: bytes) -> List[socket.socket]:
 def _known(s: socket.socket, word: bytes) -> int:
     """The rank of who has come; 0: a stranger."""
     try:
+        if struct.unpack("3i", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] != os.geteuid():
+            return 0
         said = _exactly(s, _WORD + 4)
     except OSError:
         return 0
@@ -143,8 +161,8 @@ def _drop(links: List[socket.socket]) -> None:
         s.close()
 
 
-def _put(s: socket.socket, data: bytes) -> None:
-    s.sendall(struct.pack("<Q", len(data)) + data)
+def _framed(data: bytes) -> bytes:
+    return struct.pack("<Q", len(data)) + data
 
 
 def _take(s: socket.socket) -> bytes:
@@ -152,20 +170,23 @@ def _take(s: socket.socket) -> bytes:
 
 
 def _take_all(links: List[socket.socket]) -> List[bytes]:
-    """In whatever order they come: one who has left is noticed while another is late."""
+    """In whatever order they come: one who leaves, before or after its word, is noticed while another is late."""
     got: Dict[int, bytes] = {}
     waiting = {s.fileno(): i for i, s in enumerate(links)}
-    poll, timeout = select.poll(), links[0].gettimeout()
+    poll, timeout = select.poll(), links[0].gettimeout() or LONGEST
+    end = time.monotonic() + timeout
     for fd in waiting:
         poll.register(fd, select.POLLIN)
     while waiting:
-        ready = poll.poll(None if timeout is None else timeout * 1000)
+        ready = poll.poll(max(0.0, end - time.monotonic()) * 1000)
         if not ready:
-            raise socket.timeout(f"nothing for {timeout:g} s")
+            raise socket.timeout(f"one is not there after {timeout:g} s")
         for fd, _ in ready:
+            if fd not in waiting:
+                raise ConnectionResetError("it has left")
             i = waiting.pop(fd)
-            poll.unregister(fd)
             got[i] = _take(links[i])
+            poll.modify(fd, 0)
     return [got[i] for i in range(len(links))]
 
 
