@@ -66,8 +66,8 @@ static FALLIBLE enum err make_dirs(const char *path)
 
 enum { LOCK_WAIT_MS = 2000, LOCK_LOOK_MS = 5 };
 
-/* One daemon per state dir. The lock goes with the daemon's process, however the process ends. A killed daemon may have been about to start
- * a worker: that worker has the lock until its exec, which a busy machine puts off. */
+/* A state directory has one daemon at a time: its lock goes with the daemon's process, however the process ends. A killed daemon may have
+ * been about to start a worker: that worker has the lock until its exec, which a busy machine puts off. */
 static FALLIBLE enum err lock_state_dir(const struct config *c, int *fd_out)
 {
 	int64_t until = clock_mono_ms() + LOCK_WAIT_MS;

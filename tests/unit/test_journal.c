@@ -1,5 +1,5 @@
 /* The journal: versions, damage, order, group commit, and how fast a start is. */
-#include "lib/t_server.h"
+#include "lib/t_journal.h"
 
 #include <fcntl.h>
 #include <sqlite3.h>
@@ -10,51 +10,22 @@
 #include "server/audit.h"
 #include "server/parts.h"
 #include "server/service_clock.h"
-#include "server/journal.h"
-#include "server/loop.h"
 #include "server/runs.h"
 
-static struct {
-	char dir[64], path[96];
-	struct event_base *base;
-	struct loop *loop;
-	struct journal *j;
-	uint64_t boot;
-} t;
+static struct t_journal t;
 
 static int setup(void **state)
 {
 	(void)state;
-	snprintf(t.dir, sizeof t.dir, "/tmp/dcpd-journal-XXXXXX");
-	assert_non_null(mkdtemp(t.dir));
-	snprintf(t.path, sizeof t.path, "%s/journal.db", t.dir);
-	t.base = event_base_new();
-	T_OK(loop_new(t.base, &t.loop));
+	t_journal_make(&t);
 	return 0;
 }
 
 static int teardown(void **state)
 {
-	char path[128];
-
 	(void)state;
-	journal_close(t.j);
-	t.j = NULL;
-	loop_free(t.loop);
-	event_base_free(t.base);
-	for (int i = 0; i < 3; i++) {
-		snprintf(path, sizeof path, "%s%s", t.path, i == 0 ? "" : i == 1 ? "-wal" : "-shm");
-		unlink(path);
-	}
-	rmdir(t.dir);
+	t_journal_remove(&t);
 	return 0;
-}
-
-static void reopen(void)
-{
-	journal_close(t.j);
-	t.j = NULL;
-	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
 }
 
 static struct journal_job row_of(int i, bool ended, int64_t finished_ms)
@@ -90,7 +61,7 @@ static void test_boot_counts(void **state)
 	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
 	assert_int_equal(t.boot, 1);
 	uint64_t id = journal_id(t.j);
-	reopen();
+	t_journal_reopen(&t);
 	assert_int_equal(t.boot, 2);
 	assert_int_equal(journal_id(t.j), id);
 }
@@ -103,7 +74,7 @@ static void test_service_time_is_kept(void **state)
 	struct journal_txn *x = journal_txn_new(t.j);
 	journal_put_service(x, 12345);
 	journal_commit(t.j, x, NULL, NULL);
-	reopen();
+	t_journal_reopen(&t);
 	assert_int_equal(journal_service_ms(t.j), 12345);
 }
 
@@ -119,7 +90,7 @@ static void test_newer_is_refused(void **state)
 	T_ERR(JOURNAL_NEWER, journal_open(t.path, t.loop, &t.j, &t.boot));
 	snprintf(back, sizeof back, "PRAGMA user_version = %d", JOURNAL_VERSION);
 	run_sql(back);
-	reopen();
+	t_journal_reopen(&t);
 	assert_int_equal(t.boot, 2); /* the refusal changed nothing */
 }
 
@@ -265,7 +236,7 @@ static void test_attempts(void **state)
 	T_OK(journal_open(t.path, t.loop, &t.j, &t.boot));
 	assert_string_equal(attempt("1", 1000, false), "main a 1 1 1000");
 	assert_string_equal(attempt("1", 2000, true), "main a 1 2 2000");
-	reopen();
+	t_journal_reopen(&t);
 	assert_string_equal(attempt("1", 3000, true), "main a 1 3 3000");
 	assert_string_equal(attempt("1", 4000, false), "main a 1 1 4000"); /* there was progress */
 	assert_string_equal(attempt("1", 5000, true), "main a 1 2 5000");
@@ -363,7 +334,7 @@ static void test_tasks(void **state)
 	journal_prune_tasks(x, JOURNAL_CHAIN, "f", 1);
 	journal_commit(t.j, x, NULL, NULL);
 	assert_string_equal(tasks(), "5r 4s 3w");
-	reopen();
+	t_journal_reopen(&t);
 	assert_string_equal(tasks(), "5r 4s 3w");
 	x = journal_txn_new(t.j);
 	journal_delete_follower(x, JOURNAL_CHAIN, "f");
@@ -417,7 +388,7 @@ static void test_verdicts(void **state)
 	assert_string_equal(verdict_of("a"), "main a 2 3000 other");
 	put_verdict("a", "2", 4000, "newer", false);
 	put_verdict("b", "3", 5000, "b", false);
-	reopen();
+	t_journal_reopen(&t);
 	assert_string_equal(verdict_of("a"), "main a 2 4000 newer");
 	struct journal_txn *x = journal_txn_new(t.j);
 	journal_delete_verdict(x, "main", "a");
@@ -641,7 +612,7 @@ static void test_audit(void **state)
 	audit("one", "", request);
 	audit("two", "ops", long_one);
 	audit("three", "", NULL);
-	reopen();
+	t_journal_reopen(&t);
 	assert_string_equal(audited("", 2, token), "three,two,");
 	assert_string_not_equal(token, "");
 	audit("four", "", NULL);

@@ -1,5 +1,5 @@
 /* The journal: which commits wait for the disk, and what comes of a sync that fails. */
-#include "lib/t_server.h"
+#include "lib/t_journal.h"
 
 #include <errno.h>
 #include <sqlite3.h>
@@ -8,15 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "server/journal.h"
-#include "server/loop.h"
-
-static struct {
-	char dir[64], path[96];
-	struct event_base *base;
-	struct loop *loop;
-	struct journal *j;
-} t;
+static struct t_journal t;
 
 /* Syncs of the journal, by SQLite's library too: the linker takes these for libc's. */
 static _Atomic int syncs, failing;
@@ -40,15 +32,6 @@ int fsync(int fd)
 int fdatasync(int fd)
 {
 	return count_sync(SYS_fdatasync, fd);
-}
-
-static void open_journal(void)
-{
-	uint64_t boot;
-
-	journal_close(t.j);
-	t.j = NULL;
-	T_OK(journal_open(t.path, t.loop, &t.j, &boot));
 }
 
 static enum err commit(struct journal_txn *x)
@@ -87,12 +70,8 @@ static int setup(void **state)
 	struct journal_state_dict sd = { .name = "train", .world_size = 1, .slots = 1, .on_owner_death = STR(""), .role = STR("") };
 
 	(void)state;
-	snprintf(t.dir, sizeof t.dir, "/tmp/dcpd-journal-XXXXXX");
-	assert_non_null(mkdtemp(t.dir));
-	snprintf(t.path, sizeof t.path, "%s/journal.db", t.dir);
-	t.base = event_base_new();
-	T_OK(loop_new(t.base, &t.loop));
-	open_journal();
+	t_journal_make(&t);
+	t_journal_reopen(&t);
 	struct journal_txn *x = journal_txn_new(t.j);
 	journal_put_state_dict(x, &sd);
 	T_OK(commit(x));
@@ -101,19 +80,9 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-	static const char *const ends[] = { "", "-wal", "-shm" };
-	char path[128];
-
 	(void)state;
-	journal_close(t.j);
-	t.j = NULL;
-	loop_free(t.loop);
-	event_base_free(t.base);
-	for (int i = 0; i < 3; i++) {
-		snprintf(path, sizeof path, "%s%s", t.path, ends[i]);
-		unlink(path);
-	}
-	return rmdir(t.dir);
+	t_journal_remove(&t);
+	return 0;
 }
 
 static enum err is_slot(void *user, const struct journal_slot *row)
@@ -134,7 +103,7 @@ static void test_memory_waits_for_no_disk(void **state)
 		T_OK(commit_job(i));
 		assert_true(syncs > before);
 	}
-	open_journal();
+	t_journal_reopen(&t);
 	T_OK(journal_read_slots(t.j, is_slot, &generation));
 	assert_int_equal(generation, 2);
 }

@@ -32,10 +32,6 @@ class Star:
     def __init__(self, links: List[socket.socket], first: bool) -> None:
         self._links, self._first, self._guard, self._inside = links, first, threading.RLock(), False
 
-    @property
-    def is_over(self) -> bool:
-        return not self._links
-
     def gather(self, mine: bytes) -> List[bytes]:
         """Everybody's bytes, by rank, on every rank. Raises Lost, on all ranks or on none, but for those that have their answer."""
         with self._guard:
